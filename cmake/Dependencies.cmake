@@ -21,6 +21,8 @@ aq_dependency(pcre2 pcre2.h pcre2-8 libpcre2-dev)
 aq_dependency(utf8proc utf8proc.h utf8proc libutf8proc-dev)
 aq_dependency(xxhash xxhash.h xxhash libxxhash-dev)
 aq_dependency(zstd zstd.h zstd libzstd-dev)
+aq_dependency(png png.h png libpng-dev)
+aq_dependency(jpeg jpeglib.h jpeg libjpeg62-turbo-dev)
 aq_dependency(ssl openssl/ssl.h ssl libssl-dev)
 aq_dependency(crypto openssl/hmac.h crypto libssl-dev)
 # SentencePiece is a library of C++, and optional: without it the tokenizer of that name says so.

@@ -17,19 +17,20 @@ install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg" PATTERN man EXCLUDE)
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} USE_SOURCE_PERMISSIONS
-  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN "*.jinja" PATTERN make-data PATTERN compare
+  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN "*.jinja" PATTERN make-data PATTERN compare PATTERN shapes
   PATTERN text EXCLUDE PATTERN run EXCLUDE)
-foreach(example split-cifar10 split-text) # a program that is called as run folders are
+foreach(example split-cifar10 split-images split-reports split-text) # a program that is called as run folders are
   install(PROGRAMS examples/${example}/run DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${example})
 endforeach()
-install(PROGRAMS tools/text tools/follow tools/split-here tools/split-data tools/split-audit tools/split-dp
+install(PROGRAMS tools/text tools/follow tools/split-here tools/split-data tools/split-audit
   DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/tools)
+install(FILES tools/program.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/tools)
 install(DIRECTORY tools/split-audit.d DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/tools FILES_MATCHING PATTERN "*.py")
 install(FILES share/grafana/aqpipe.json DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/grafana)
 install(FILES share/prometheus/aqpipe.rules.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/prometheus)
 
 # A unit names its program by its place: that of the prefix that is installed to (cmake --install --prefix).
-foreach(unit aqpiped.service aqpipe-split-server@.service)
+foreach(unit aqpiped.service aqpipe-split-server@.service aqpipe-relay.service)
   install(CODE "set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
 configure_file(\"${PROJECT_SOURCE_DIR}/tools/systemd/${unit}.in\" \"${CMAKE_BINARY_DIR}/${unit}\" @ONLY)")
   install(FILES ${CMAKE_BINARY_DIR}/${unit} DESTINATION ${AQ_INSTALL_UNITS})

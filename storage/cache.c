@@ -30,11 +30,6 @@ const char *aq_cache_kind(uint32_t number)
     return number < STORE_COUNT ? stores[number]->name : NULL;
 }
 
-bool aq_cache_kind_durable(uint32_t number)
-{
-    return number < STORE_COUNT && stores[number]->durable;
-}
-
 static const struct aq_store *store_find(const char *kind)
 {
     for (uint32_t i = 0; kind != NULL && i < STORE_COUNT; ++i) {

@@ -440,24 +440,18 @@ enum aq_status aq_disk_wait(struct aq_disk *disk, uint64_t deadline_ns)
     return aq_eventcount_wait(disk->eventcount, seen, deadline_ns);
 }
 
-bool aq_disk_registered(const struct aq_disk *disk)
-{
-    return disk->registered;
-}
-
 /* Registered buffers spare the kernel the pinning of 1600 pages for each message: a tenth of the CPU time
  * (docs/DECISIONS.md 0003). */
 static enum aq_status buffers_register(struct aq_disk *disk)
 {
-    void *memory = NULL;
     const uint32_t count = disk->config.slots + disk->box_count;
-    AQ_TRY(aq_alloc(sizeof(struct iovec) * count, &memory));
-    struct iovec *buffers = memory;
+    struct iovec *buffers;
+    AQ_TRY(AQ_NEW(count, &buffers));
     for (uint32_t i = 0; i < count; ++i) {
         buffers[i] = (struct iovec){.iov_base = buffer_bytes(disk, i), .iov_len = disk->config.slot_bytes};
     }
     const int result = io_uring_register_buffers(&disk->ring, buffers, count);
-    aq_free(memory);
+    aq_free(buffers);
     disk->registered = result == 0;
     if (result != 0) {
         aq_log("cache", 1,
@@ -481,21 +475,18 @@ static enum aq_status ring_make(struct aq_disk *disk)
 enum aq_status aq_disk_open(const struct aq_disk_config *config, struct aq_disk **out)
 {
     enum aq_status status = AQ_OK;
-    void *memory = NULL;
     uint32_t tokens = 4;
     AQ_ASSERT((uintptr_t)config->memory % AQ_STORE_BLOCK == 0 && config->slots <= AQ_STORE_SLOTS_MAX);
     while (tokens < config->slots + 4)
         tokens *= 2;
-    AQ_TRY(aq_alloc(sizeof(struct aq_disk), &memory));
-    struct aq_disk *disk = memory;
+    struct aq_disk *disk;
+    AQ_TRY(AQ_NEW(1, &disk));
     disk->config = *config;
     disk->wake_fd = -1;
     disk->reads.head = disk->writes.head = AQ_STORE_NONE;
-    AQ_TRY_GOTO(aq_alloc(sizeof(struct request) * config->slots, &memory), out);
-    disk->requests = memory;
+    AQ_TRY_GOTO(AQ_NEW(config->slots, &disk->requests), out);
     if (config->vault) {
-        AQ_TRY_GOTO(aq_alloc(sizeof(uint32_t) * config->depth, &memory), out);
-        disk->boxes = memory;
+        AQ_TRY_GOTO(AQ_NEW(config->depth, &disk->boxes), out);
         for (uint32_t i = 0; i < config->depth; ++i)
             disk->boxes[disk->box_count++] = config->slots + i;
     }

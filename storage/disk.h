@@ -69,6 +69,5 @@ bool aq_disk_poll(struct aq_disk *disk, struct aq_disk_event *out);
 /* Sleeps until there may be an event to poll: AQ_OK or AQ_TIMEOUT. */
 enum aq_status aq_disk_wait(struct aq_disk *disk, uint64_t deadline_ns);
 
-bool aq_disk_registered(const struct aq_disk *disk); /* buffers are registered with the ring */
 
 #endif

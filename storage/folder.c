@@ -3,7 +3,6 @@
  */
 #include "folder.h"
 
-#include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>

@@ -4,7 +4,6 @@
  */
 #include "index.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <lmdb.h>
@@ -142,12 +141,11 @@ static enum aq_status index_open(const char *path, const struct aq_record_head *
                                  bool read_only, struct aq_index **out)
 {
     enum aq_status status = AQ_OK;
-    void *memory = NULL;
     uint64_t map_bytes = BYTES_BASE + samples_max * BYTES_PER_KEY;
     AQ_ASSERT(samples_max <= AQ_STORE_SAMPLES_MAX);
     if (strlen(path) >= PATH_MAX) return aq_fail(AQ_INVAL, "cache", "the path of the cache is too long");
-    AQ_TRY(aq_alloc(sizeof(struct aq_index), &memory));
-    struct aq_index *index = memory;
+    struct aq_index *index;
+    AQ_TRY(AQ_NEW(1, &index));
     snprintf(index->path, sizeof(index->path), "%s", path);
     index->read_only = read_only;
     if (head != NULL) AQ_TRY_GOTO(index_make(index, head, map_bytes), out);

@@ -11,7 +11,6 @@
  */
 #include "index_check.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -143,15 +142,14 @@ static enum aq_status overflow_check(struct check *check, uint64_t page, uint64_
 {
     enum aq_status status = AQ_OK;
     const uint64_t count = (HEADER_BYTES + byte_count + PAGE_BYTES - 1) / PAGE_BYTES;
-    void *memory = NULL;
     struct page_head head;
     if (count > check->pages) return bad(check, page, "a value is larger than the file");
     for (uint64_t i = 0; i < count; ++i) {
         if (first > check->pages || !page_claim(check, first + i))
             return bad(check, page, "a value's pages are not its own");
     }
-    AQ_TRY(aq_alloc(count * PAGE_BYTES, &memory));
-    uint8_t *bytes = memory;
+    uint8_t *bytes;
+    AQ_TRY(AQ_NEW(count * PAGE_BYTES, &bytes));
     for (uint64_t i = 0; i < count; ++i)
         AQ_TRY_GOTO(page_read(check, first + i, bytes + i * PAGE_BYTES), out);
     memcpy(&head, bytes, sizeof(head));
@@ -162,7 +160,7 @@ static enum aq_status overflow_check(struct check *check, uint64_t page, uint64_
     check->found.overflow_pages += count;
     status = free_list_check(check, first, bytes + HEADER_BYTES, byte_count);
 out:
-    aq_free(memory);
+    aq_free(bytes);
     return status;
 }
 

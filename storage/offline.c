@@ -53,8 +53,8 @@ static enum aq_status walk_open(const char *path, uint64_t mark, bool verify, bo
 {
     enum aq_status status = AQ_OK;
     void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_cache_walk), &memory));
-    struct aq_cache_walk *walk = memory;
+    struct aq_cache_walk *walk;
+    AQ_TRY(AQ_NEW(1, &walk));
     walk->folder = (struct aq_folder){.lock_fd = -1, .slab_fd = -1};
     walk->verify = verify;
     AQ_TRY_GOTO(aq_folder_open(path, false, &walk->folder), out);

@@ -438,7 +438,6 @@ static enum aq_status lmdb_put(struct aq_cache *cache, const struct aq_cache_key
     memset((uint8_t *)bytes + byte_count, 0, blocks - byte_count); /* no old bytes go to disk */
     *slot = (struct lmdb_slot){
         .state = SLOT_WRITING, .entry = number, .cell = cell, .checked = true, .tick = ++store->tick};
-    cache->stats.written_bytes += byte_count;
     const struct aq_vault_about about = about_of(entry);
     aq_disk_write(store->disk, slot_number, aq_folder_offset(store->cell_bytes, cell), &about);
     return AQ_OK;

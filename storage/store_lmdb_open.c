@@ -164,17 +164,16 @@ static enum aq_status claims_read(struct lmdb_store *store, uint64_t mark, uint6
 static enum aq_status claims_mend(struct lmdb_store *store, uint64_t mark, uint64_t previous, const uint8_t *claim,
                                   uint64_t cells, uint64_t broken)
 {
-    void *memory = NULL;
     store->base.stats.corrupt += broken;
     aq_log("cache", 0, "%s: %" PRIu64 " entries are broken and count as never seen", store->folder.index_path, broken);
-    AQ_TRY(aq_alloc((cells + 1) * sizeof(uint32_t), &memory));
-    uint32_t *moved = memory;
+    uint32_t *moved;
+    AQ_TRY(AQ_NEW(cells + 1, &moved));
     for (uint64_t cell = 0; cell < cells; ++cell) {
         const bool good = claim[cell] == AQ_CELLS_HELD || claim[cell] == AQ_CELLS_OLD;
         moved[cell] = good ? (uint32_t)cell : AQ_STORE_NONE;
     }
     const enum aq_status status = aq_index_prune(store->index, mark, previous, moved, (uint32_t)cells);
-    aq_free(memory);
+    aq_free(moved);
     return status;
 }
 
@@ -303,9 +302,8 @@ static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cach
 enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_cache **out)
 {
     enum aq_status status = AQ_OK;
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct lmdb_store), &memory));
-    struct lmdb_store *store = memory;
+    struct lmdb_store *store;
+    AQ_TRY(AQ_NEW(1, &store));
     store->base.store = &aq_store_lmdb;
     store->folder = (struct aq_folder){.lock_fd = -1, .slab_fd = -1};
     store->cell_bytes = aq_record_blocks(config->sealed, config->value_bytes_max);

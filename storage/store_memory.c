@@ -68,8 +68,8 @@ static enum aq_status memory_open(const struct aq_cache_config *config, struct a
 {
     enum aq_status status = AQ_OK;
     void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct memory_store), &memory));
-    struct memory_store *store = memory;
+    struct memory_store *store;
+    AQ_TRY(AQ_NEW(1, &store));
     struct aq_arena arena = {.base = NULL};
     store->base.store = &aq_store_memory;
     store->base.stats.lost = config->lost;

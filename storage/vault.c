@@ -72,9 +72,8 @@ enum aq_status aq_vault_open(const uint8_t key[AQ_CACHE_KEY_BYTES], const uint8_
                              uint64_t job_digest, struct aq_vault **out)
 {
     uint8_t keys[CELL_KEY_BYTES + MASK_KEY_BYTES + CHECK_BYTES];
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_vault), &memory));
-    struct aq_vault *vault = memory;
+    struct aq_vault *vault;
+    AQ_TRY(AQ_NEW(1, &vault));
     vault->job_digest = job_digest;
     vault->seals = EVP_CIPHER_CTX_new();
     vault->opens = EVP_CIPHER_CTX_new();

@@ -10,11 +10,12 @@ aq_isolated(conform_device)
 aq_test(test_device_training ${with_gpu} LIBS aqsgd aq_stages LABELS computes quick)
 target_include_directories(test_device_training PRIVATE ${aqsgd_MODULES})
 aq_isolated(test_device_training)
-# On a GPU (label gpu, tools/test-gpu): the same two, of kind cuda alone.
+# On a GPU (label gpu, tools/test-gpu): the same two, of kind cuda alone. The truth on the CPU takes most of the time: in parts.
 if(AQ_CUDA)
-  foreach(test conform_device test_device_training)
-    aq_test_again(gpu_${test} OF ${test} LABELS gpu TIMEOUT 300 ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda)
-  endforeach()
+  aq_test_again(gpu_conform_device OF conform_device LABELS gpu TIMEOUT 300 PARTS 6
+    ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda)
+  aq_test_again(gpu_test_device_training OF test_device_training LABELS gpu TIMEOUT 300
+    ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda)
 endif()
 # cuDNN's attention: its graphs in the library itself, which needs no GPU but a driver's library, if only the toolkit's empty
 # one; and what it computes.
@@ -22,6 +23,7 @@ if(AQ_CUDA AND AQ_CUDNN_FOUND)
   aq_test(test_cudnn_plans ALONE LIBS aqsgd aq_dep::cuda LABELS conform TIMEOUT 900)
   target_include_directories(test_cudnn_plans PRIVATE ${aqsgd_MODULES})
   get_filename_component(folder ${AQ_cudnn_LIBRARY} DIRECTORY)
+  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/driver)
   file(CREATE_LINK ${CUDAToolkit_LIBRARY_DIR}/stubs/libcuda.so ${CMAKE_BINARY_DIR}/driver/libcuda.so.1 SYMBOLIC)
   set_tests_properties(test_cudnn_plans PROPERTIES
     ENVIRONMENT "LD_LIBRARY_PATH=${folder}:${CUDAToolkit_LIBRARY_DIR}:/usr/lib/x86_64-linux-gnu:${CMAKE_BINARY_DIR}/driver")

@@ -21,7 +21,7 @@ if(TARGET aqpipe)
   target_include_directories(aqpipe_timed PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_timed PRIVATE aq_runtime aq_flags)
   target_link_options(aqpipe_timed PRIVATE -Wl,--wrap=aq_stage_forward,--wrap=aq_stage_backward,--wrap=aq_stage_loss)
-  foreach(library power_loss clock_jump) # for LD_PRELOAD
+  foreach(library power_loss clock_jump clock_ahead) # for LD_PRELOAD
     add_library(${library} MODULE kit/${library}.c)
     target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})
     set_target_properties(${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
@@ -29,22 +29,23 @@ if(TARGET aqpipe)
   foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views images_100 tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_rates replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan wan_far relay relay_nat offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_dora lora_packed
-      local local_resume local_reshard local_void rounds rounds_late rounds_bad_input
+      local local_resume local_reshard local_void rounds rounds_average rounds_coded rounds_late rounds_return rounds_speed rounds_links rounds_bad_input rounds_mark rounds_more
+      new_head own_images surroundings key_sweep bad_disk
       generate generate_pipeline generate_broken eval)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
   endforeach()
-  foreach(scenario split split_leaves split_refused split_hostile split_stalls split_doors split_nothing split_adam split_nan split_fed split_rounds split_lora split_tied split_tied_kinds split_tied_deberta split_statistics split_restart split_noise_fed split_mixed split_privacy split_audit split_wipe split_example split_topk split_unsaid split_crops split_cifar100 split_seal split_many split_crowd split_correlation split_together split_labels split_labels_owed split_global split_global_leaves split_global_nan split_global_late split_global_labels split_global_odd split_global_away split_global_owner split_compare split_wan split_wan_long split_privacy_frozen split_isolated split_stale split_ahead split_joins split_global_settled split_global_crowd split_shown split_service split_lengths split_lengths_again split_pad split_tables split_tables_kinds split_tables_leaves split_talks)
+  foreach(scenario split split_quic split_leaves split_refused split_hostile split_stalls split_doors split_nothing split_adam split_nan split_fed split_rounds split_lora split_tied split_tied_kinds split_tied_deberta split_statistics split_restart split_noise_fed split_mixed split_privacy split_audit split_wipe split_example split_reports split_topk split_unsaid split_crops split_cifar100 split_seal split_epsilon split_epsilon_stages split_epsilon_killed split_epsilon_damaged split_epsilon_power split_many split_crowd split_correlation split_together split_labels split_labels_owed split_global split_global_leaves split_global_nan split_global_late split_global_labels split_global_odd split_global_away split_global_owner split_compare split_wan split_wan_long split_wan_bound split_privacy_frozen split_isolated split_stale split_ahead split_joins split_global_settled split_global_crowd split_shown split_status split_shared split_service split_lengths split_lengths_again split_pad split_rates split_wan_pad split_wan_epsilon split_tables split_tables_kinds split_tables_leaves split_talks split_new_head split_own_images split_bad_disk split_audit_kinds)
     add_test(NAME e2e_${scenario} COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 900 PROCESSORS 2)
   endforeach()
-  set_tests_properties(e2e_split_wan e2e_split_wan_long PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77)
-  set_tests_properties(e2e_split_shown PROPERTIES SKIP_RETURN_CODE 77)
-  set_tests_properties(e2e_split_wan_long PROPERTIES LABELS "e2e;fault;long")
+  set_tests_properties(e2e_split_wan e2e_split_wan_long e2e_split_wan_bound e2e_split_wan_pad e2e_split_wan_epsilon PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_split_shown e2e_split_quic e2e_split_audit_kinds e2e_split_epsilon_power PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_split_wan_long e2e_split_wan_bound e2e_split_wan_pad PROPERTIES LABELS "e2e;fault;long") # a lab needs root
   add_test(NAME e2e_ssh COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ssh)
   set_tests_properties(e2e_ssh PROPERTIES LABELS "e2e;fault" TIMEOUT 900 PROCESSORS 2)
   add_test(NAME e2e_mpi COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> mpi)
@@ -74,6 +75,8 @@ if(TARGET aqpipe)
   set_tests_properties(test_bench PROPERTIES LABELS e2e TIMEOUT 900)
   add_test(NAME test_bench_gpu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_gpu $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_bench_gpu PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2)
+  add_test(NAME test_test_gpu COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_test_gpu)
+  set_tests_properties(test_test_gpu PROPERTIES LABELS e2e TIMEOUT 900)
   if(AQ_CUDA)
     set(with_nccl)
     if(AQ_NCCL)
@@ -84,7 +87,7 @@ if(TARGET aqpipe)
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()
-  set_tests_properties(e2e_images e2e_images_views e2e_glue e2e_wan e2e_offices e2e_probe e2e_probe_blocked e2e_probe_trouble e2e_probe_moves e2e_page e2e_page_seen e2e_report_to_packages PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_images e2e_images_views e2e_glue e2e_wan e2e_wan_far e2e_relay_nat e2e_offices e2e_probe e2e_probe_blocked e2e_probe_trouble e2e_probe_moves e2e_page e2e_page_seen e2e_report_to_packages e2e_bad_disk e2e_split_bad_disk PROPERTIES SKIP_RETURN_CODE 77)
   set_tests_properties(e2e_page e2e_offices PROPERTIES TIMEOUT 900)
   set_tests_properties(e2e_generate e2e_eval PROPERTIES LABELS "e2e;quick")
   set_tests_properties(e2e_folders e2e_seen e2e_equal e2e_tied e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
@@ -103,8 +106,17 @@ if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   set_tests_properties(test_images_reference PROPERTIES LABELS "e2e;quick" TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 if(TARGET aqpipe)
+  add_test(NAME test_image_files COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_image_files $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_image_files PROPERTIES LABELS "e2e;quick" TIMEOUT 300 SKIP_RETURN_CODE 77)
+  foreach(depth 18 34 50)
+    add_test(NAME test_resnet_published_${depth}
+      COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_resnet_published $<TARGET_FILE_DIR:aqpipe> ${depth})
+    set_tests_properties(test_resnet_published_${depth} PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  endforeach()
   add_test(NAME test_resnet_torch COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_resnet_torch $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_resnet_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  add_test(NAME test_split_audit_text COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_audit_text $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_split_audit_text PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
   add_test(NAME test_correlation_torch
     COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_correlation_torch $<TARGET_FILE:test_runtime> test_cut_correlation)
   set_tests_properties(test_correlation_torch PROPERTIES LABELS "quick" TIMEOUT 900 SKIP_RETURN_CODE 77)

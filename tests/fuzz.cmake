@@ -89,7 +89,7 @@ aq_virtual_clock(fuzz_link)
 aq_fuzz(stripes RUNS 20000 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_fuzz(quic_pieces RUNS 400 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_MODULES}
-  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_eventcount_wait)
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_eventcount_wait,--wrap=aq_clock_ns)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
 aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_MODULES}
@@ -107,11 +107,13 @@ aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
 aq_fuzz(huggingface RUNS 3000 LIBS aq_stages data_files)
 aq_fuzz(spm RUNS 3000 LIBS aq_stages)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)
+aq_fuzz(images RUNS 6000 LIBS aq_stages INCLUDES ${aq_stages_MODULES})
 aq_fuzz(records RUNS 6000 LIBS aq_stages aq_dep::jansson INCLUDES ${aq_stages_MODULES})
 aq_fuzz(chat RUNS 20000 LIBS aq_stages)
 aq_fuzz(stopper RUNS 50000 LIBS aq_stages aq_dep::jansson)
 aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_MODULES}
-  LINK -Wl,--wrap=turn_miss,--wrap=server_fails,--wrap=state_mark,--wrap=aq_progress_say)
+  LINK -Wl,--wrap=turn_miss,--wrap=server_fails,--wrap=state_mark,--wrap=aq_progress_say
+       -Wl,--wrap=aq_split_adder_add,--wrap=aq_split_adder_done)
 if(AQ_WITH_MICROHTTPD)
   aq_fuzz(page RUNS 1500 LIBS aq_runtime INCLUDES ${aq_runtime_MODULES})
 endif()

@@ -2,11 +2,13 @@
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import pathlib
 import random
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -16,30 +18,39 @@ PATIENCE = 300  # seconds: what is awaited comes soon or never, but the machine 
 BIN = pathlib.Path("build/test/bin")
 ROOT = pathlib.Path("/nonexistent")
 AGAIN = ""
+PORTS = []  # the names of lasting_port()
 
 
 MEMORY = pathlib.Path("/dev/shm")
 MEMORY_FREE_MIN = 4 << 30  # of six tests at once none has had 300 MiB
 
 
-def lasting_port():
-    """A port for a server that is killed and starts again at it: below those that the system gives to connections, which others have in parallel."""
+def lasting_port(count=1):
+    """The first of `count` ports in a row that nobody has: below those that the system gives to connections, which others have in parallel. For a
+    server that starts again at its port, and for ports that a test counts up from the first. Until this process ends no other test gets them, not
+    even while nobody listens there: each is held by an abstract name, of which a network namespace has one, as of a port."""
     low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randrange(max(1024, low - 12000), low)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
+        port, names = random.SystemRandom().randrange(max(1024, low - 12000), low - count), []
+        try:
+            for each in range(port, port + count):
+                names.append(socket.socket(socket.AF_UNIX))
+                names[-1].bind(f"\0aqpipe-test-port-{each}")
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", each))
+            PORTS.extend(names)
+            return port
+        except OSError:
+            for name in names:
+                name.close()
 
 
 def hold_folder(path):
     """Until this process ends the folder is in use, for whoever looks from another PID namespace (the lab), too."""
-    fd = os.open(path / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    made = path / "in-use.new"  # sweep() of another test must not find it before it is locked
+    fcntl.flock(os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
+    made.rename(path / "in-use")
 
 
 def sweep(tag):
@@ -78,6 +89,7 @@ def begin(folder, tag, again, disk=False):
     ROOT = pathlib.Path(tempfile.mkdtemp(prefix=f"aqpipe-{tag}-{os.getpid()}-", dir=where))
     hold_folder(ROOT)
     os.environ["AQ_TEST_FOLDER"] = str(ROOT)
+    os.environ["XDG_STATE_HOME"] = str(ROOT / "state")  # ledgers of visits
     ROOT.joinpath("train.txt").write_text(text(1, 400))
     ROOT.joinpath("heldout.txt").write_text(text(2, 100))
     return ROOT
@@ -141,6 +153,38 @@ class Hold:
     def release(self):
         self.release_others()
         self.asked.unlink(missing_ok=True)
+
+
+class Clock:
+    """The clock of one command of aqpipe, which a test lets run ahead (kit/clock_ahead.c): "launch", "split-server". Others have the real one."""
+
+    def __init__(self, command):
+        self.command, self.path = command, pathlib.Path(tempfile.mkdtemp(prefix="clock-", dir=ROOT)) / "ahead"
+        self.path.write_bytes(bytes(16))
+        with self.path.open("r+b") as file:
+            self.numbers = mmap.mmap(file.fileno(), 16)
+
+    def environment(self):
+        return {"LD_PRELOAD": str(BIN / "libclock_ahead.so"), "CLOCK_AHEAD": str(self.path), "CLOCK_AHEAD_OF": self.command}
+
+    def at(self):
+        """In front of a command."""
+        return ("env", *(f"{name}={value}" for name, value in self.environment().items()))
+
+    def passes(self, seconds):
+        """So many more may pass, where the command waits for nothing but time."""
+        allowed, _ = struct.unpack("QQ", self.numbers)
+        self.numbers[:8] = struct.pack("Q", allowed + int(seconds * 1e9))
+
+    def until(self, come, process=None, step=20):
+        """Let time pass, `step` seconds at once, until come(): less than a limit of what follows is left over."""
+        deadline = time.time() + PATIENCE
+        while not come():
+            check((process is None or process.poll() is None) and time.time() < deadline, f"the clock of {self.command} went on, and what was awaited did not come")
+            allowed, passed = struct.unpack("QQ", self.numbers)
+            if passed >= allowed:
+                self.passes(step)
+            time.sleep(0.005)
 
 
 WORDS = ("the pipeline sends what changed and keeps what it has seen a link is slow and a disk is near so every sample "

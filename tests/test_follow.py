@@ -86,14 +86,14 @@ def write(folder, lines, mode="w", torn=""):
 
 
 def follow(folder, *arguments, code=0, path=""):
-    done = subprocess.run([sys.executable, "-B", TOOL, folder, *arguments], capture_output=True, text=True, timeout=60, check=False,
+    done = subprocess.run([sys.executable, "-B", TOOL, folder, *arguments], capture_output=True, text=True, timeout=300, check=False,
                           env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin", "HOME": str(folder)})
     assert done.returncode == code, done
     return done
 
 
 def awaited(what, good):
-    deadline = time.time() + 60
+    deadline = time.time() + 300
     while not good():
         assert time.time() < deadline, what
         time.sleep(0.05)

@@ -14,7 +14,7 @@ STEPS, LARGE = 5000, 64 << 20
 
 
 def plot(*arguments, code=0):
-    done = subprocess.run([AQPIPE, "plot", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([AQPIPE, "plot", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, (arguments, done)
     return done
 

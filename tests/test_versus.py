@@ -12,7 +12,7 @@ TOOLS = pathlib.Path(__file__).resolve().parent.parent / "tools"
 
 def versus(folder, *arguments, code=0):
     done = subprocess.run([sys.executable, "-B", TOOLS / "versus", "--tiny", "--out", folder, "--table", *arguments], capture_output=True, text=True,
-                          timeout=60, check=False)
+                          timeout=300, check=False)
     assert done.returncode == code, done
     return done
 

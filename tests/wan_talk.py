@@ -9,7 +9,7 @@ import threading
 import time
 
 TOOL, BEFORE, BEGAN = sys.argv[1], float(sys.argv[2]), time.monotonic()
-PATIENCE = 30
+PATIENCE = 60
 ECHO = """
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -50,7 +50,7 @@ def tell(*settings):
 
 
 with subprocess.Popen([TOOL, "exec", "1", sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as echo:
-    threading.Timer(110, echo.kill).start()
+    threading.Timer(550, echo.kill).start()
     echo.stdout.readline()
     seen = []
     while time.monotonic() < BEFORE + 2 and not any(39 <= took <= 53 for took in seen):  # later it may have changed already

@@ -102,4 +102,4 @@ aq_first(
   conform_collective test_scale conform_transport simulate_power e2e_replicas_optimizers test_cuda_grad
   e2e_split_privacy_gpu_on_host e2e_split_example test_resnet_torch attack_links e2e_replicas_codecs
   test_tokenizer_reference e2e_staleness_replicas conform_codec test_library_torch e2e_local_resume e2e_split_rounds
-  e2e_examples e2e_freeze_prefix e2e_split_nan e2e_probe_trouble)
+  e2e_examples e2e_freeze_prefix e2e_split_nan e2e_probe_trouble e2e_rounds_coded e2e_rounds_speed e2e_split_audit_kinds)

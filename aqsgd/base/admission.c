@@ -1,5 +1,5 @@
-/* admission.c -- see admission.h. A few hundred guests at most: counted again for each new connection that finds no
- * place. */
+/* admission.c -- see admission.h. Guests are counted again for each new connection: in one pass, unless all places are
+ * taken and the newcomer's source has not got its half of them. */
 #include "aqsgd/base/admission.h"
 
 #include <stdbool.h>
@@ -59,7 +59,7 @@ uint32_t aq_admit(const struct aq_guest *guests, uint32_t count, uint64_t source
     for (uint32_t i = 0; i < count; i++) {
         const bool same = guests[i].source == source;
         const bool in_question = guests[i].state == AQ_GUEST_UNPROVED && (same || !has_its_half);
-        crowd[i] = in_question ? (uint16_t)(crowd_of(guests, count, guests[i].source) + same) : 0;
+        crowd[i] = in_question ? (uint16_t)((same ? own : crowd_of(guests, count, guests[i].source)) + same) : 0;
         if (crowd[i] > most) most = crowd[i];
     }
     const uint32_t longest = pick(guests, crowd, count, most, true);

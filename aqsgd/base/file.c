@@ -274,7 +274,10 @@ enum aq_status aq_file_replace(const char *folder, const char *name, mode_t mode
     if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno(AREA, "cannot close %s", aside);
     if (status == AQ_OK) status = aq_file_rename(folder, aside, name);
     if (status != AQ_OK) {
+        struct aq_error_hold none; /* a disk that took no bytes may remove nothing: the first failure is what is told */
+        aq_error_hold(&none);
         (void)aq_file_remove(folder, aside);
+        aq_error_release(&none);
         return status;
     }
     return aq_file_sync_folder(folder, name);

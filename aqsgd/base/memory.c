@@ -33,6 +33,14 @@ enum aq_status aq_alloc(size_t bytes, void **out)
     return AQ_OK;
 }
 
+enum aq_status aq_alloc_at(size_t bytes, void *out)
+{
+    void *memory = NULL; /* gcc 12 cannot see that success fills it */
+    AQ_TRY(aq_alloc(bytes, &memory));
+    memcpy(out, &memory, sizeof memory); /* a pointer of another type */
+    return AQ_OK;
+}
+
 void aq_free(void *memory)
 {
     if (!memory) return;
@@ -46,10 +54,8 @@ void aq_free(void *memory)
 enum aq_status aq_alloc_text(const char *text, char **out)
 {
     const size_t bytes = strlen(text) + 1;
-    void *copy = NULL; /* gcc 12 cannot see that success fills it */
-    AQ_TRY(aq_alloc(bytes, &copy));
-    memcpy(copy, text, bytes);
-    *out = copy;
+    AQ_TRY(AQ_NEW(bytes, out));
+    memcpy(*out, text, bytes);
     return AQ_OK;
 }
 

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "aqsgd/base/log.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

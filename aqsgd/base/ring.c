@@ -7,7 +7,6 @@
  */
 #include "aqsgd/base/ring.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -78,10 +77,7 @@ struct aq_eventcount {
 
 enum aq_status aq_eventcount_open(struct aq_eventcount **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_eventcount), &memory));
-    *out = memory;
-    return AQ_OK;
+    return AQ_NEW(1, out);
 }
 
 void aq_eventcount_close(struct aq_eventcount *eventcount)

@@ -26,9 +26,8 @@ static void *thread_main(void *argument)
 
 enum aq_status aq_thread_open(const char *name, void (*run)(void *context), void *context, struct aq_thread **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_thread), &memory));
-    struct aq_thread *thread = memory;
+    struct aq_thread *thread;
+    AQ_TRY(AQ_NEW(1, &thread));
     strncpy(thread->name, name, sizeof thread->name - 1);
     thread->run = run;
     thread->context = context;
@@ -59,9 +58,8 @@ struct aq_mutex {
 
 enum aq_status aq_mutex_open(struct aq_mutex **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_mutex), &memory));
-    struct aq_mutex *mutex = memory;
+    struct aq_mutex *mutex;
+    AQ_TRY(AQ_NEW(1, &mutex));
     pthread_mutex_init(&mutex->mutex, NULL);
     *out = mutex;
     return AQ_OK;

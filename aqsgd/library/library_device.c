@@ -27,9 +27,8 @@ static void library_close(struct aq_device *device)
 
 static enum aq_status library_open(const struct aq_device_config *config, struct aq_device **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct library_device), &memory));
-    struct library_device *device = memory;
+    struct library_device *device;
+    AQ_TRY(AQ_NEW(1, &device));
     device->base.ops = &aq_device_cpu;
     const enum aq_status status = cpu_pool_open(config->threads, &device->pool);
     if (status == AQ_OK)

@@ -93,6 +93,7 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
     group->piece_bytes = config->piece_bytes;
     group->values = config->values;
     group->stream = config->stream;
+    group->number = config->first;
     if (config->device) aq_device_info(config->device, &info);
     group->isolated = !info.host_memory;
     group->wires_isolated = group->isolated && wires_isolated;
@@ -124,6 +125,11 @@ uint32_t aq_group_rank(const struct aq_group *group)
 uint32_t aq_group_size(const struct aq_group *group)
 {
     return group->size;
+}
+
+uint64_t aq_group_number(const struct aq_group *group)
+{
+    return group->number;
 }
 
 bool aq_group_is_nccl(const struct aq_group *group)
@@ -174,7 +180,9 @@ enum aq_status aq_group_post(struct aq_group *group, uint32_t to, const struct a
     AQ_ASSERT(chunk->bytes > 0 && chunk->bytes <= group->piece_bytes);
     group->posted[to]++;
     group->stats.sent_bytes += chunk->bytes;
-    return group->ops->post(group, to, chunk, body);
+    const enum aq_status status = group->ops->post(group, to, chunk, body);
+    if (status != AQ_OK) group->posted[to]--; /* nothing is lent */
+    return status;
 }
 
 enum aq_status aq_group_elsewhere(const struct aq_group *group, uint32_t peer, const struct aq_chunk *theirs,

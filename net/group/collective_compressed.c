@@ -134,6 +134,29 @@ static enum aq_status pack(struct aq_exchange *exchange, uint64_t m)
 
 /* ---- the server's half: the mean is made in x itself, whose own values have been coded by now ---- */
 
+bool aq_compressed_to_worker(const struct aq_group *group, const struct aq_compressed *asked)
+{
+    return asked->server_error && asked->whole > group->size;
+}
+
+/*
+ * As aq_grad_encode of the mean, whose loss the worker's error takes up (aq_compressed.whole). Both are of the same
+ * values: the own chunk's have been coded by now. 256 KiB of this thread's stack.
+ */
+static enum aq_status encode_to_worker(const struct aq_compressed *asked, uint64_t first, uint64_t count,
+                                       uint32_t ranks, const float *x, void *wire)
+{
+    float lost[AQ_GRAD_PIECE];
+    AQ_ASSERT(count <= AQ_GRAD_PIECE);
+    memset(lost, 0, count * sizeof *lost);
+    AQ_TRY(aq_grad_encode(asked->server, first, count, x, lost, asked->step, wire));
+    for (uint64_t i = 0; i < count; i++) {
+        const float of_all = lost[i] * (float)ranks;
+        asked->worker_error[first + i] += of_all;
+    }
+    return AQ_OK;
+}
+
 static void reduce_piece(uint32_t task, void *context)
 {
     struct compressed *compressed = context;
@@ -143,7 +166,9 @@ static void reduce_piece(uint32_t task, void *context)
     if (!piece_of(asked->worker, compressed->first, compressed->count, task, &at, &values, &offset)) return;
     const size_t bytes = aq_grad_codec_bytes(asked->worker, at, values);
     const float weight = aq_grad_codec_weight(asked->worker, group->size);
-    float *x = asked->x + at, *error = asked->server_error ? asked->server_error + (at - compressed->own_begin) : NULL;
+    const bool to_worker = aq_compressed_to_worker(group, asked);
+    float *x = asked->x + at,
+          *error = asked->server_error && !to_worker ? asked->server_error + (at - compressed->own_begin) : NULL;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         const uint8_t *wire = compressed->exchange->wires[rank];
         const enum aq_status status =
@@ -153,7 +178,8 @@ static void reduce_piece(uint32_t task, void *context)
     }
     (void)piece_of(asked->server, compressed->first, compressed->count, task, &at, &values, &offset);
     uint8_t *wire = (uint8_t *)aq_group_slot(group, group->size, compressed->m) + offset;
-    enum aq_status status = aq_grad_encode(asked->server, at, values, x, error, asked->step, wire);
+    enum aq_status status = to_worker ? encode_to_worker(asked, at, values, group->size, x, wire)
+                                      : aq_grad_encode(asked->server, at, values, x, error, asked->step, wire);
     if (status == AQ_OK)
         status = aq_grad_decode(asked->server, at, values, wire, aq_grad_codec_bytes(asked->server, at, values), 1.0f,
                                 false, x);
@@ -244,6 +270,7 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
 {
     struct compressed compressed = {.asked = asked};
     uint64_t mine;
+    AQ_ASSERT(!aq_compressed_to_worker(group, asked) || asked->worker_error);
     if (aq_group_size(group) == 1) return AQ_OK;
     AQ_TRY(pieces_in_message(group, asked, &compressed.pieces));
     aq_grad_chunk(asked->count, group->size, group->rank, &compressed.own_begin, &mine);

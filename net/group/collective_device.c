@@ -186,7 +186,7 @@ static uint32_t span_of(const struct aq_device_coding *coding, uint32_t owner, u
     return (uint32_t)(owner * coding->messages + m);
 }
 
-/* Where a kernel packs message m to that rank (size: the result), and its way to the slot. */
+/* A kernel packs message m to that rank (size: the result) there; then it is copied to the slot. */
 static void *packed(const struct aq_group *group, uint32_t to, uint64_t m)
 {
     if (group->wires_isolated) return aq_group_slot(group, to, m);
@@ -230,6 +230,16 @@ static enum aq_status coded_pack(struct aq_exchange *exchange, uint64_t m)
     return settled(group);
 }
 
+/* Adds what the server's codec has lost of message m, times the ranks, to the worker's error. The two sums have the
+ * bits of the host's product and sum. */
+static enum aq_status give_worker(const struct aq_group *group, float *lost, float *error, uint64_t count)
+{
+    const struct aq_sum_ranks product = {.own = lost, .size = 1, .count = count, .scale = (float)group->size},
+                              sum = {.own = error, .parts = {NULL, lost}, .size = 2, .count = count, .scale = 1.0f};
+    AQ_TRY(aq_device_sum_ranks(group->device, &product, group->stream));
+    return aq_device_sum_ranks(group->device, &sum, group->stream);
+}
+
 /* As the host does it: the mean is made in x itself, whose own values have been coded by now. */
 static enum aq_status coded_reduce(struct aq_exchange *exchange, uint64_t m, uint64_t first, uint64_t count)
 {
@@ -238,7 +248,9 @@ static enum aq_status coded_reduce(struct aq_exchange *exchange, uint64_t m, uin
     const struct aq_group *group = exchange->group;
     const uint32_t span = span_of(coded->worker, group->rank, m), bytes = coded_bytes(exchange, 0, first, count);
     const float weight = aq_grad_codec_weight(asked->worker, group->size);
-    float *x = asked->x + first, *error = asked->server_error ? asked->server_error + (first - coded->own_begin) : NULL;
+    const bool to_worker = aq_compressed_to_worker(group, asked);
+    float *x = asked->x + first,
+          *error = asked->server_error && !to_worker ? asked->server_error + (first - coded->own_begin) : NULL;
     exchange->wires[group->rank] = aq_group_slot(group, group->rank, m);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         const void *wire;
@@ -247,7 +259,12 @@ static enum aq_status coded_reduce(struct aq_exchange *exchange, uint64_t m, uin
     }
     exchange->wires[group->rank] = NULL;
     void *wire = packed(group, group->size, m);
+    if (to_worker) {
+        error = coded->worker->errors; /* free: no message is being packed */
+        AQ_TRY(aq_device_zero(group->device, error, count * sizeof *error, group->stream));
+    }
     AQ_TRY(aq_grad_coder_encode(coded->server->coder, span, x, error, asked->step, wire, group->stream));
+    if (to_worker) AQ_TRY(give_worker(group, error, asked->worker_error + first, count));
     AQ_TRY(aq_grad_coder_decode(coded->server->coder, span, wire, 1.0f, false, x, group->stream));
     if (asked->after) AQ_TRY(asked->after(asked->work, first, count));
     AQ_TRY(ship(exchange, group->size, m, coded_bytes(exchange, 1, first, count)));
@@ -306,6 +323,7 @@ enum aq_status aq_device_compressed_run(struct aq_exchange *exchange, const stru
     struct coded coded = {.asked = asked};
     uint64_t mine;
     enum aq_status status;
+    AQ_ASSERT(!aq_compressed_to_worker(group, asked) || !group->wires_isolated); /* over NCCL no group lacks a rank */
     exchange->ops = &CODED_OPS;
     exchange->context = &coded;
     aq_grad_chunk(asked->count, group->size, group->rank, &coded.own_begin, &mine);

@@ -196,6 +196,9 @@ enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective 
 enum aq_status aq_group_words_begin(struct aq_exchange *exchange, bool *rides, bool *stop);
 enum aq_status aq_group_words_hear(struct aq_exchange *exchange, bool *stop);
 
+/* collective_compressed.c: does the worker's error take up what the server's codec loses? (aq_compressed.whole) */
+bool aq_compressed_to_worker(const struct aq_group *group, const struct aq_compressed *asked);
+
 /* The length of messages over NCCL, by the values of the longest buffer, and the memory that they take. */
 uint32_t aq_group_nccl_piece(uint32_t size, uint64_t values);
 uint64_t aq_group_nccl_bytes(uint32_t size, uint64_t values);

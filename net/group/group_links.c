@@ -18,6 +18,7 @@ struct peer {
     uint32_t head, tail;                    /* counts                  */
     uint64_t sent;                          /* messages out of our hands */
     bool left;                              /* said BYE                */
+    bool ended;                             /* the link has, somehow   */
 };
 
 struct links {
@@ -26,6 +27,7 @@ struct links {
     struct peer *peers;
     enum aq_status (*meanwhile)(void *context);
     void *context;
+    uint64_t look_ns, first; /* aq_group_config */
 };
 
 static enum aq_status handle(struct links *links, uint32_t rank, const struct aq_link_event *event)
@@ -36,6 +38,7 @@ static enum aq_status handle(struct links *links, uint32_t rank, const struct aq
         peer->sent++;
         return AQ_OK;
     case AQ_LINK_CLOSED:
+        peer->ended = true;
         if (event->status != AQ_CLOSED) return event->status; /* the link has said why */
         peer->left = true;
         return AQ_OK;
@@ -43,6 +46,11 @@ static enum aq_status handle(struct links *links, uint32_t rank, const struct aq
         break;
     }
     const struct aq_frame *frame = &event->frame;
+    /* Of the group before; where there was none, a frame before the first is wrong like any other. */
+    if (frame->kind == AQ_FRAME_CHUNK && frame->body && links->first > 0 && frame->step <= links->first) {
+        aq_link_release(peer->link, frame->body);
+        return AQ_OK;
+    }
     if (frame->kind == AQ_FRAME_CHUNK && frame->body && peer->tail - peer->head < AQ_GROUP_FRAMES) {
         peer->queue[peer->tail++ % AQ_GROUP_FRAMES] = *frame;
         return AQ_OK;
@@ -70,6 +78,26 @@ enum aq_status aq_group_links_watch(struct aq_group *group)
     return pump((struct links *)group);
 }
 
+enum aq_status aq_group_leave(struct aq_group *group, uint64_t *ended)
+{
+    struct links *links = (struct links *)group;
+    struct aq_link_event event;
+    enum aq_status status = AQ_OK;
+    *ended = 0;
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        struct peer *peer = &links->peers[rank];
+        if (rank == group->rank) continue;
+        if (peer->link->halted) peer->ended = true;
+        while (!peer->ended && aq_link_poll(peer->link, &event) == AQ_OK)
+            if (handle(links, rank, &event) != AQ_OK) peer->ended = true; /* it was logged */
+        if (peer->ended)
+            *ended |= UINT64_C(1) << rank;
+        else if (peer->sent < group->posted[rank])
+            status = AQ_AGAIN;
+    }
+    return status;
+}
+
 /* Sleep until something happens that this rank did, or do something else. */
 static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank, uint64_t deadline_ns)
 {
@@ -79,10 +107,11 @@ static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank
                        (unsigned long long)links->group.number);
     const enum aq_status done = links->meanwhile ? links->meanwhile(links->context) : AQ_AGAIN;
     if (done != AQ_AGAIN) return done;
-    const uint64_t begin_ns = aq_clock_ns();
-    const enum aq_status status = aq_eventcount_wait(links->eventcount, seen, deadline_ns);
+    const uint64_t begin_ns = aq_clock_ns(), look_ns = links->look_ns ? begin_ns + links->look_ns : AQ_NEVER;
+    const enum aq_status status =
+        aq_eventcount_wait(links->eventcount, seen, look_ns < deadline_ns ? look_ns : deadline_ns);
     aq_group_count_wait(&links->group, begin_ns);
-    return status == AQ_OK ? AQ_OK : aq_group_silent(&links->group, rank);
+    return status == AQ_OK || aq_clock_ns() < deadline_ns ? AQ_OK : aq_group_silent(&links->group, rank);
 }
 
 static enum aq_status links_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body)
@@ -199,16 +228,16 @@ static enum aq_status check_link(const struct aq_group_config *config, uint32_t 
 
 enum aq_status aq_group_open_links(const struct aq_group_config *config, struct aq_group **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct links), &memory));
-    struct links *links = memory;
+    struct links *links;
+    AQ_TRY(AQ_NEW(1, &links));
     enum aq_status status;
     AQ_TRY_GOTO(aq_group_init(&links->group, &LINKS_OPS, false, config), out);
-    AQ_TRY_GOTO(aq_alloc(config->size * sizeof *links->peers, &memory), out);
-    links->peers = memory;
+    AQ_TRY_GOTO(AQ_NEW(config->size, &links->peers), out);
     links->eventcount = config->eventcount;
     links->meanwhile = config->meanwhile;
     links->context = config->context;
+    links->look_ns = config->look_ns;
+    links->first = config->first;
     for (uint32_t rank = 0; rank < config->size; rank++) {
         if (rank == config->rank) continue;
         AQ_TRY_GOTO(check_link(config, rank), out);

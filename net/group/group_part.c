@@ -58,7 +58,6 @@ static const struct aq_group_ops PART_OPS = {
 enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks, uint32_t count, struct aq_group **out)
 {
     uint32_t own = count;
-    void *memory;
     for (uint32_t i = 0; i < count; i++) {
         if (ranks[i] >= whole->size || (i > 0 && ranks[i] <= ranks[i - 1]))
             return aq_fail(AQ_INVAL, "group", "rank %u as number %u of a part: ranks of %u in ascending order",
@@ -70,8 +69,8 @@ enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks,
     if (whole->isolated || whole->wires_isolated || whole->ops->meet)
         return aq_fail(AQ_NODEV, "group",
                        "a group of GPUs cannot be split into parts, because a part averages in host memory");
-    AQ_TRY(aq_alloc(sizeof(struct part), &memory));
-    struct part *part = memory;
+    struct part *part;
+    AQ_TRY(AQ_NEW(1, &part));
     const struct aq_group_config config = {.rank = own,
                                            .size = count,
                                            .device = whole->device,

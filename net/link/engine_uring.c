@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <liburing.h>
-#include <poll.h>
 #include <string.h>
 
 #include "engine.h"
@@ -19,12 +18,11 @@ struct aq_engine {
 
 static enum aq_status uring_open(uint32_t ops_max, struct aq_engine **out)
 {
-    void *memory;
     uint32_t entries = 16;
     while (entries < ops_max * 2 && entries < 4096)
         entries *= 2;
-    AQ_TRY(aq_alloc(sizeof(struct aq_engine), &memory));
-    struct aq_engine *engine = memory;
+    struct aq_engine *engine;
+    AQ_TRY(AQ_NEW(1, &engine));
     int error = io_uring_queue_init(entries, &engine->ring, IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
     if (error == -EINVAL) error = io_uring_queue_init(entries, &engine->ring, 0);
     if (error == 0 && !(engine->ring.features & IORING_FEAT_EXT_ARG)) { /* no waiting with a deadline before 5.11 */
@@ -32,7 +30,7 @@ static enum aq_status uring_open(uint32_t ops_max, struct aq_engine **out)
         error = -ENOSYS;
     }
     if (error != 0) {
-        aq_free(memory);
+        aq_free(engine);
         errno = -error;
         return AQ_NODEV;
     }

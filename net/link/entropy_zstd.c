@@ -34,9 +34,8 @@ static bool configure(ZSTD_CCtx *packs)
 
 enum aq_status aq_entropy_open(struct aq_entropy **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_entropy), &memory));
-    struct aq_entropy *entropy = memory;
+    struct aq_entropy *entropy;
+    AQ_TRY(AQ_NEW(1, &entropy));
     entropy->packs = ZSTD_createCCtx();
     entropy->unpacks = ZSTD_createDCtx();
     if (!entropy->packs || !entropy->unpacks || !configure(entropy->packs)) {

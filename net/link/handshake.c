@@ -6,7 +6,6 @@
  * chooses which one to drop, never one that has proved itself. At most one of them has been answered (the candidate):
  * an answer is a promise.
  */
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -195,25 +194,24 @@ void aq_handshake_refuse(struct aq_handshake *h, const struct aq_link_config *co
 
 enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq_listener **out, uint16_t *port)
 {
-    void *memory;
     if (net->open_count == net->config.links_max)
         return aq_fail(AQ_NOSPC, AREA, "this net already has links_max = %u links and listeners", net->open_count);
-    AQ_TRY(aq_alloc(sizeof(struct aq_listener), &memory));
-    struct aq_listener *listener = memory;
+    struct aq_listener *listener;
+    AQ_TRY(AQ_NEW(1, &listener));
     listener->wake_fd = -1;
     enum aq_status status = aq_acceptor_open(address, net->config.tls, &listener->acceptor);
     if (status == AQ_OK) {
         listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (listener->wake_fd == -1 ||
             getrandom(listener->secret, sizeof listener->secret, 0) != (ssize_t)sizeof listener->secret) {
-            status =
-                aq_fail_errno(AREA, "cannot listen at '%s': the system gave no eventfd or no random numbers", address);
+            status = aq_fail_errno(AREA, "cannot listen at '%.*s': the system gave no eventfd or no random numbers",
+                                   aq_address_shown(address), address);
             if (listener->wake_fd != -1) close(listener->wake_fd);
             aq_acceptor_close(&listener->acceptor);
         }
     }
     if (status != AQ_OK) {
-        aq_free(memory);
+        aq_free(listener);
         return status;
     }
     listener->net = net;
@@ -225,13 +223,44 @@ enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq
     return AQ_OK;
 }
 
+static void thread_end(struct aq_listener *listener)
+{
+    if (!listener->thread) return;
+    atomic_store_explicit(&listener->stop, true, memory_order_release); /* pairs with the porter */
+    aq_heal_wake(listener->wake_fd);
+    aq_thread_close(listener->thread);
+    listener->thread = NULL;
+    atomic_store_explicit(&listener->stop, false, memory_order_release); /* another one may follow */
+}
+
+enum aq_status aq_listener_rest(struct aq_listener *listener)
+{
+    if (listener->living == 0 || listener->rests) return AQ_OK;
+    listener->rests = true;
+    const enum aq_status status = aq_acceptor_thread_start(listener);
+    listener->rests = status == AQ_OK;
+    return status;
+}
+
+/* Drops handshakes that were answered for a link which is not made now. */
+static void drop_answered(struct aq_listener *listener)
+{
+    for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
+        if (listener->hands[i].stage > STAGE_READING) aq_handshake_drop(&listener->hands[i]);
+}
+
+/* The caller is back. A link that was being made again starts over: what is in hand now is for new links. */
+static void rest_end(struct aq_listener *listener)
+{
+    if (!listener->rests) return;
+    thread_end(listener);
+    listener->rests = false;
+    drop_answered(listener);
+}
+
 static void listener_end(struct aq_listener *listener)
 {
-    if (listener->thread) {
-        atomic_store_explicit(&listener->stop, true, memory_order_release); /* pairs with the porter */
-        aq_heal_wake(listener->wake_fd);
-        aq_thread_close(listener->thread);
-    }
+    thread_end(listener);
     while (listener->heals) {
         struct aq_heal *heal = listener->heals;
         listener->heals = heal->next;
@@ -329,10 +358,13 @@ enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status
         if (h->text[0] == '\0') snprintf(h->text, sizeof h->text, "did not finish its handshake in 10 s");
         return AQ_TIMEOUT; /* it may come again: an accept for it may be on its way */
     }
-    if (status == AQ_TLSERR)
-        tell_refusal(h);
-    else if (status == AQ_CLOSED || status == AQ_IO)
+    if (status == AQ_CLOSED || status == AQ_IO)
         snprintf(h->text, sizeof h->text, "hung up during the handshake");
+    else if (status == AQ_TLSERR || h->text[0] == '\0')
+        tell_refusal(h);
+    if (h->text[0] == '\0')
+        snprintf(h->text, sizeof h->text, "%s during the handshake",
+                 status == AQ_TIMEOUT ? "fell silent" : "could not be heard");
     return status;
 }
 
@@ -478,11 +510,11 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t
 static enum aq_status add_heal(struct aq_listener *listener, const struct aq_link_config *config, uint32_t rank,
                                struct aq_heal **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_heal), &memory));
-    struct aq_heal *heal = memory;
+    struct aq_heal *heal;
+    AQ_TRY(AQ_NEW(1, &heal));
     heal->net = listener->net;
     heal->config = *config;
+    heal->config.meanwhile = NULL; /* it is asked in the caller's thread only */
     heal->session = session_of(listener, config, rank);
     heal->peer_rank = rank;
     heal->wake_fd = listener->wake_fd;
@@ -499,19 +531,24 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
 {
     struct aq_handshake *done;
     AQ_TRY(aq_link_config_check(config));
+    rest_end(listener);
     for (;;) {
         uint64_t again_ns;
         if (aq_listener_let_in(listener, &again_ns) == AQ_NOMEM) return AQ_NOMEM;
         if (round_over(listener, config, &done) == AQ_OK) break;
         if (aq_clock_ns() >= deadline_ns) {
             char rank[32];
-            for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
-                if (listener->hands[i].stage > STAGE_READING) aq_handshake_drop(&listener->hands[i]);
-            return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%s' in time; expected was %s, edge %d",
-                           listener->acceptor.address.whole, number_text("rank", "any", config->peer_rank, rank),
-                           (int)config->edge);
+            drop_answered(listener);
+            return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%.*s' in time; expected was %s, edge %d",
+                           aq_address_shown(listener->acceptor.address.whole), listener->acceptor.address.whole,
+                           number_text("rank", "any", config->peer_rank, rank), (int)config->edge);
         }
-        aq_listener_sleep(listener, again_ns, deadline_ns);
+        const enum aq_status asked = aq_handshake_asked(config);
+        if (asked != AQ_AGAIN) {
+            drop_answered(listener);
+            return asked;
+        }
+        aq_listener_sleep(listener, again_ns, aq_handshake_until(config, deadline_ns));
     }
     struct aq_byte_stream *stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;
@@ -532,6 +569,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
 void aq_listener_close(struct aq_listener *listener)
 {
     if (!listener) return;
+    rest_end(listener);
     if (listener->living == 0) {
         listener_end(listener);
         return;
@@ -604,7 +642,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
     for (;;) {
         struct aq_byte_stream_wait wait;
         const enum aq_status status = advance_connector(net, h, config, &mine);
-        if (status == AQ_TLSERR) tell_refusal(h);
+        if (status != AQ_OK && status != AQ_AGAIN && (status == AQ_TLSERR || h->text[0] == '\0')) tell_refusal(h);
         if (status == AQ_OK && (h->hello.features & AQ_FEATURE_STREAMS))
             return aq_streams_dial(net, h, address, attempt, config, wake_fd);
         if (status != AQ_AGAIN) return status;
@@ -613,8 +651,11 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
             snprintf(h->text, sizeof h->text, h->stage == STAGE_CONNECTING ? "does not answer" : "sends no HELLO");
             return AQ_TIMEOUT;
         }
+        const enum aq_status asked = aq_handshake_asked(config);
+        if (asked != AQ_AGAIN) return asked;
         h->stream->ops->wait(h->stream, h->writing_now, &wait);
-        const uint64_t until = wait.wake_ns < h->deadline_ns ? wait.wake_ns : h->deadline_ns;
+        const uint64_t ends = wait.wake_ns < h->deadline_ns ? wait.wake_ns : h->deadline_ns;
+        const uint64_t until = aq_handshake_until(config, ends);
         const uint64_t ns = until > now ? until - now : 0;
         const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
         struct pollfd fds[2] = {{.fd = wait.fd, .events = wait.events}, {.fd = wake_fd, .events = POLLIN}};
@@ -636,7 +677,9 @@ enum aq_status aq_handshake_address(const char *address, bool small, char out[AQ
     const int bytes = small ? snprintf(out, AQ_ADDRESS_BYTES, "%s%csegment=%d", address,
                                        strchr(address, '?') ? '&' : '?', AQ_SEGMENT_SMALL_BYTES)
                             : snprintf(out, AQ_ADDRESS_BYTES, "%s", address);
-    return bytes < AQ_ADDRESS_BYTES ? AQ_OK : aq_fail(AQ_INVAL, AREA, "the address '%s' is too long", address);
+    return bytes < AQ_ADDRESS_BYTES
+               ? AQ_OK
+               : aq_fail(AQ_INVAL, AREA, "the address '%.*s' is too long", aq_address_shown(address), address);
 }
 
 bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status)
@@ -647,9 +690,9 @@ bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status)
 void aq_handshake_small_said(const char *address)
 {
     aq_log(AREA, 1,
-           "link to %s: made with packets of %d bytes, because no larger ones arrived: an MTU black hole on the way? "
+           "link to %.*s: made with packets of %d bytes, because no larger ones arrived: an MTU black hole on the way? "
            "sysctl -w net.ipv4.tcp_mtu_probing=1 on both machines, or a lower MTU, or let ICMP through",
-           address, AQ_SEGMENT_SMALL_BYTES);
+           aq_address_shown(address), address, AQ_SEGMENT_SMALL_BYTES);
 }
 
 static bool worth_another_try(enum aq_status status)
@@ -705,6 +748,11 @@ enum aq_status aq_link_connect(struct aq_net *net, const char *address, const st
         const enum aq_status status = aq_handshake_try(net, &h, dialled, attempt, config, &hello, -1, deadline_ns);
         if (status == AQ_OK && small) aq_handshake_small_said(address);
         if (status == AQ_OK) return make_connected(net, address, config, &h, out);
+        const enum aq_status asked = aq_handshake_asked(config);
+        if (asked != AQ_AGAIN) {
+            aq_handshake_drop(&h);
+            return asked;
+        }
         /* A peer that does not heal measures the path first (probe_session.h). */
         small = !small && aq_handshake_stuck(&h, status) && config->outage_ns_max > 0;
         const bool began = h.stream != NULL || status == AQ_REFUSED;
@@ -715,12 +763,13 @@ enum aq_status aq_link_connect(struct aq_net *net, const char *address, const st
             aq_handshake_drop(&h);
         if (!began) return status; /* the address itself is wrong; reported already */
         if (!worth_another_try(status))
-            return aq_fail(status, AREA, "connect to '%s' as rank %u: the peer %s", address, config->rank, h.text);
+            return aq_fail(status, AREA, "connect to '%.*s' as rank %u: the peer %s", aq_address_shown(address),
+                           address, config->rank, h.text);
         const uint64_t now = aq_clock_ns();
         if (now >= deadline_ns || deadline_ns - now <= back_off_ns)
-            return aq_fail(AQ_TIMEOUT, AREA,
-                           "connect to '%s' as rank %u: gave up after %u tries; the last: the peer %s", address,
-                           config->rank, attempt + 1, aq_handshake_try_text(&h, status));
+            return aq_fail(
+                AQ_TIMEOUT, AREA, "connect to '%.*s' as rank %u: gave up after %u tries; the last: the peer %s",
+                aq_address_shown(address), address, config->rank, attempt + 1, aq_handshake_try_text(&h, status));
         aq_handshake_sleep(-1, now + back_off_ns);
         back_off_ns = back_off_ns * 2 < AQ_BACK_OFF_NS_MAX ? back_off_ns * 2 : AQ_BACK_OFF_NS_MAX;
     }

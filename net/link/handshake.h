@@ -44,11 +44,11 @@ struct aq_handshake {
     bool hello_read; /* header and hello below are filled                */
     struct aq_header header;
     struct aq_hello hello;
-    uint32_t streams;         /* a listener's: that were promised in the answer, this one included; 0: not answered */
-    uint64_t bundle;          /* its name, where there are several                   */
+    uint32_t streams;           /* a listener's: that were promised in the answer, this one included; 0: not answered */
+    uint64_t bundle;            /* its name, where there are several                   */
     enum aq_link_copies copies; /* a listener's: OFF where the answer has none */
-    bool joined;              /* this one is another stream of a bundle, and counted */
-    char text[AQ_TEXT_BYTES]; /* why it failed, or why it is kept for another accept */
+    bool joined;                /* this one is another stream of a bundle, and counted */
+    char text[AQ_TEXT_BYTES];   /* why it failed, or why it is kept for another accept */
 };
 
 struct aq_listener {
@@ -64,7 +64,8 @@ struct aq_listener {
     int wake_fd;                  /* wakes the porter                                    */
     atomic_bool stop;             /* release in the caller, acquire in the porter        */
     struct aq_thread *thread;
-    bool given_up; /* by the caller: closed when the last of its links is */
+    bool given_up; /* by the caller: closed when the last of its links is                */
+    bool rests;    /* the thread runs, and the caller comes back; fixed while it runs    */
 };
 
 /* The HELLO of a new link of this config; a caller that resumes fills in the rest. */
@@ -93,6 +94,19 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t
 bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns);
 /* The reason why a handshake did not succeed, into `text` if that is empty; AQ_AGAIN: out of time. */
 enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status);
+
+/* Asks the caller whether this wait is still of use. AQ_AGAIN: yes. */
+static inline enum aq_status aq_handshake_asked(const struct aq_link_config *config)
+{
+    return config->meanwhile ? config->meanwhile(config->context) : AQ_AGAIN;
+}
+
+/* The time of the next such question, until_ns at the latest. */
+static inline uint64_t aq_handshake_until(const struct aq_link_config *config, uint64_t until_ns)
+{
+    const uint64_t ask_ns = config->meanwhile ? aq_clock_after(AQ_MEANWHILE_NS) : until_ns;
+    return ask_ns < until_ns ? ask_ns : until_ns;
+}
 
 /* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
  * resumes. wake_fd: gives up with AQ_CLOSED when it is written to (and stays readable); -1: none. */

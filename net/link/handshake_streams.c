@@ -142,6 +142,9 @@ static enum aq_status dial_all(struct aq_net *net, struct aq_handshake *h, struc
             snprintf(h->text, sizeof h->text, "does not accept all of %u streams", hello.streams);
             return AQ_TIMEOUT;
         }
+        const enum aq_status asked = aq_handshake_asked(config);
+        if (asked != AQ_AGAIN) return asked;
+        wake_ns = aq_handshake_until(config, wake_ns);
         const uint64_t ns = wake_ns > now ? wake_ns - now : 0;
         const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
         fds[others] = (struct pollfd){.fd = wake_fd, .events = POLLIN};
@@ -155,9 +158,8 @@ enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const
 {
     struct aq_byte_stream *parts[AQ_LINK_STREAMS_MAX] = {h->stream};
     const uint32_t others = h->hello.streams - 1;
-    void *memory;
-    AQ_TRY(aq_alloc(others * sizeof(struct aq_handshake), &memory));
-    struct aq_handshake *hands = memory;
+    struct aq_handshake *hands;
+    AQ_TRY(AQ_NEW(others, &hands));
     enum aq_status status = dial_all(net, h, hands, address, attempt, config, wake_fd);
     for (uint32_t i = 0; i < others; i++) {
         parts[i + 1] = hands[i].stream;
@@ -173,7 +175,7 @@ enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const
     } else
         for (uint32_t i = 1; i <= others; i++)
             aq_byte_stream_close(parts[i]);
-    aq_free(memory);
+    aq_free(hands);
     return status;
 }
 

@@ -5,7 +5,6 @@
  * only their mailboxes and streams, never a link.
  */
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -32,10 +31,14 @@ static void hear(int wake_fd)
         aq_log(AREA, 0, "the wake-up of a healer cannot be read: %s", strerror(errno));
 }
 
-/* To the loop: a stream (taken, also where the link has ended meanwhile), or why there will be none. */
-static void give(struct aq_heal *heal, struct aq_byte_stream *stream, const struct aq_hello *peer,
+/* To the loop: a stream (taken, also where the link has ended), or why there will be none. False: no memory. */
+static bool give(struct aq_heal *heal, struct aq_byte_stream *stream, const struct aq_hello *peer,
                  enum aq_status status, const char *text)
 {
+    if (stream && aq_byte_stream_trust(stream) != AQ_OK) { /* it was logged, and the next try may have it */
+        aq_byte_stream_close(stream);
+        return false;
+    }
     if (stream && heal->config.rate_mbps > 0 && stream->ops->pace(stream, heal->config.rate_mbps) != AQ_OK)
         aq_log(AREA, 1, "the new connection to rank %u is not paced", heal->config.peer_rank);
     heal->stream = stream;
@@ -48,6 +51,7 @@ static void give(struct aq_heal *heal, struct aq_byte_stream *stream, const stru
         aq_net_wake(heal->net);
     else
         aq_byte_stream_close(stream);
+    return true;
 }
 
 static struct aq_hello hello_that_resumes(const struct aq_heal *heal)
@@ -72,19 +76,20 @@ static void dial_again(struct aq_heal *heal)
         char address[AQ_ADDRESS_BYTES];
         hear(heal->wake_fd);
         if (aq_heal_phase(heal) != HEAL_PARKED || aq_handshake_address(heal->address, small, address) != AQ_OK) return;
-        const enum aq_status status = aq_handshake_try(heal->net, &h, address, attempt, &heal->config, &hello,
-                                                       heal->wake_fd, heal->deadline_ns);
+        const enum aq_status status =
+            aq_handshake_try(heal->net, &h, address, attempt, &heal->config, &hello, heal->wake_fd, heal->deadline_ns);
         if (status == AQ_OK) {
             if (small) aq_handshake_small_said(heal->address);
-            give(heal, h.stream, &h.hello, AQ_OK, "");
-            return;
+            if (give(heal, h.stream, &h.hello, AQ_OK, "")) return;
+            aq_handshake_sleep(heal->wake_fd, aq_clock_after(AQ_BACK_OFF_NS_MAX));
+            continue;
         }
         const char *text = aq_handshake_try_text(&h, status);
-        aq_log(AREA, 2, "dial %s attempt=%u: the peer %s", address, attempt + 1, text);
+        aq_log(AREA, 2, "dial %.*s attempt=%u: the peer %s", aq_address_shown(address), address, attempt + 1, text);
         small = !small && aq_handshake_stuck(&h, status);
         aq_handshake_drop(&h);
         if (status == AQ_MISMATCH) {
-            give(heal, NULL, &hello, status, text);
+            (void)give(heal, NULL, &hello, status, text);
             return;
         }
         aq_handshake_sleep(heal->wake_fd, aq_clock_after(back_off_ns));
@@ -109,17 +114,17 @@ static void dialler_run(void *context)
 enum aq_status aq_dialler_open(struct aq_net *net, const struct aq_link_config *config, const char *address,
                                uint64_t session, struct aq_heal **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_heal), &memory));
-    struct aq_heal *heal = memory;
+    struct aq_heal *heal;
+    AQ_TRY(AQ_NEW(1, &heal));
     heal->net = net;
     heal->config = *config;
+    heal->config.meanwhile = NULL; /* it is asked in the caller's thread only */
     heal->session = session;
     snprintf(heal->address, sizeof heal->address, "%s", address);
     atomic_init(&heal->phase, HEAL_STANDING);
     heal->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (heal->wake_fd == -1) {
-        aq_free(memory);
+        aq_free(heal);
         return aq_fail_errno(AREA, "eventfd for the dialler of a link");
     }
     *out = heal;
@@ -158,6 +163,9 @@ static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h,
         *out = heal;
         return status == AQ_OK ? AQ_OK : AQ_MISMATCH;
     }
+    /* The caller comes back for new links; an answer to one may have been lost (session_of in handshake.c). */
+    if (listener->rests && h->hello.resume_sequence <= 1)
+        return aq_handshake_match(h, &listener->heals->config) == AQ_MISMATCH ? AQ_MISMATCH : AQ_AGAIN;
     if (h->hello.session == 0)
         snprintf(h->text, sizeof h->text, "(rank %u, edge %d) asks for a new link, but this end has all its links",
                  h->hello.rank, (int)h->hello.edge);
@@ -233,8 +241,7 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
     if (status == AQ_OK) {
         const struct aq_hello hello = h->hello;
         struct aq_byte_stream *stream;
-        if (aq_streams_take(listener, &heal->config, h, &stream) == AQ_OK)
-            give(heal, stream, &hello, AQ_OK, "");
+        if (aq_streams_take(listener, &heal->config, h, &stream) == AQ_OK) (void)give(heal, stream, &hello, AQ_OK, "");
         return; /* where there was no memory (reported already), the peer comes again */
     }
     if (status == AQ_AGAIN && now < h->deadline_ns) return;

@@ -33,8 +33,9 @@ enum aq_status aq_link_config_check(const struct aq_link_config *config)
                        AQ_LINK_RECEIVE_SLOTS_MAX);
     if (!(config->rate_mbps >= 0) || config->rate_mbps > 1e6)
         return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: must be 0 (no pacing) to 1000000", config->rate_mbps);
-    if (config->rate_mbps > 0 && config->rate_mbps < 0.01)
-        return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel cannot pace below 0.01", config->rate_mbps);
+    if (config->rate_mbps > 0 && config->rate_mbps < AQ_LINK_RATE_MBPS_MIN)
+        return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel cannot pace below %g", config->rate_mbps,
+                       AQ_LINK_RATE_MBPS_MIN);
     if (config->streams > AQ_LINK_STREAMS_MAX)
         return aq_fail(AQ_INVAL, AREA, "streams %u: must be at most %d; 0 lets the link choose", config->streams,
                        AQ_LINK_STREAMS_MAX);
@@ -176,6 +177,7 @@ enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *con
     fill(link, net, config, stream, peer, heal, packs ? net->entropy : NULL);
     AQ_TRY_GOTO(aq_ring_open(ring_slots(config), &link->to_loop), out);
     AQ_TRY_GOTO(aq_ring_open(ring_slots(config), &link->to_caller), out);
+    AQ_TRY_GOTO(aq_byte_stream_trust(stream), out);
     if (config->rate_mbps > 0) AQ_TRY_GOTO(stream->ops->pace(stream, config->rate_mbps), out);
     aq_log(AREA, 2, "link=%p to=\"%s\" rate_mbps=%g slots=%u credits=%u packs=%d", (void *)link, link->name,
            config->rate_mbps, config->receive_slots, peer->receive_slots, link->packer.entropy != NULL);

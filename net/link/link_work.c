@@ -161,6 +161,7 @@ static void look_for_end(struct aq_link *link, uint64_t now_ns)
     if (link->stream && out_empty && !link->want_abort && !link->stream_shut) {
         link->stream->ops->shut(link->stream);
         link->stream_shut = true;
+        link->more |= link->stream->unsent;
     }
     if (link->stream_ended || now_ns >= link->linger_ns) start_ending(link);
 }

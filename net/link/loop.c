@@ -131,13 +131,11 @@ void aq_net_detach(struct aq_net *net, struct aq_link *link)
 static enum aq_status start(struct aq_net *net)
 {
     uint32_t slots = 4;
-    void *work;
     while (slots < 4 * net->config.links_max)
         slots *= 2;
     AQ_TRY(aq_ring_open(slots, &net->commands));
     AQ_TRY(aq_eventcount_open(&net->call_eventcount));
-    AQ_TRY(aq_alloc(net->config.links_max * sizeof *net->work, &work));
-    net->work = work;
+    AQ_TRY(AQ_NEW(net->config.links_max, &net->work));
     net->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (net->wake_fd == -1) return aq_fail_errno("net", "eventfd for the net loop");
     AQ_TRY(aq_thread_open("aq-net", run, net, &net->thread));
@@ -152,11 +150,10 @@ static enum aq_status start(struct aq_net *net)
 
 enum aq_status aq_net_open(const struct aq_net_config *config, struct aq_net **out)
 {
-    void *memory;
     if (config->links_max == 0 || config->links_max > AQ_NET_LINKS_MAX)
         return aq_fail(AQ_INVAL, "net", "links_max %u: must be 1 to %d", config->links_max, AQ_NET_LINKS_MAX);
-    AQ_TRY(aq_alloc(sizeof(struct aq_net), &memory));
-    struct aq_net *net = memory;
+    struct aq_net *net;
+    AQ_TRY(AQ_NEW(1, &net));
     net->config = *config;
     net->wake_fd = -1;
     atomic_init(&net->started, -1);

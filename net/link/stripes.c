@@ -28,6 +28,7 @@ struct part {
     int armed[2];            /* descriptors in poll[]; -1: none                      */
     uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES]; /* one on its way: [begin, end) is left */
     uint32_t out_begin, out_end;
+    bool marked, shut; /* its last stripe, the mark of the end, was cut; its stream below is shut */
 };
 
 struct kept {               /* a stripe that came before its turn, or was made from a sum */
@@ -71,6 +72,7 @@ struct stripes {
     uint64_t look_ns, lossy_until_ns, again_bytes; /* AQ_LINK_COPIES_AUTO: when losses are looked for next; sums go
                                                       until then; what had been sent again             */
     uint64_t full_until_ns;                        /* until then losses count as those of a full queue              */
+    bool ends;                                     /* it has been shut: each part gets its mark, and is shut */
     bool lone;                                     /* then: without sums all goes over the first part  */
     struct group group;
     uint32_t group_most;      /* stripes of a group */
@@ -689,6 +691,29 @@ static enum aq_status write_stripes(struct stripes *s, const struct iovec *iov, 
     return AQ_OK;
 }
 
+static bool any_pending(const struct stripes *s)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < s->count; i++)
+        any = any || pending(&s->parts[i]);
+    return any;
+}
+
+/* Each part marks the end before its stream is shut: one that ends without the mark is known to be lost, and with it
+ * what the others still carry. Where a write fails, the peer takes the connection for lost, as it is. */
+static void end_parts(struct stripes *s)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct part *part = &s->parts[i];
+        if (flush(s, part) != AQ_OK || pending(part) || part->shut) continue;
+        if (!part->marked) (void)cut_stripe(s, part, NULL, 0, 0);
+        part->marked = true;
+        if (flush(s, part) != AQ_OK || pending(part)) continue;
+        part->below->ops->shut(part->below);
+        part->shut = true;
+    }
+}
+
 static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct stripes *s = of(stream);
@@ -702,9 +727,8 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
         AQ_TRY(flush(s, &s->parts[i]));
     AQ_TRY(write_stripes(s, iov, count, offered, now_ns, &taken));
     if (offered == 0 && s->group.count > 0) AQ_TRY(end_group(s, now_ns));
-    stream->unsent = s->group.count > 0;
-    for (uint32_t i = 0; i < s->count; i++)
-        stream->unsent |= pending(&s->parts[i]);
+    if (s->ends) end_parts(s);
+    stream->unsent = s->group.count > 0 || any_pending(s);
     *put = taken;
     return taken > 0 || (offered == 0 && !stream->unsent) ? AQ_OK : AQ_AGAIN;
 }
@@ -743,12 +767,6 @@ static void stripes_wait(struct aq_byte_stream *stream, bool write, struct aq_by
         wait_to_write(s, out);
     else
         wait_to_read(s, out);
-}
-
-static int stripes_direct(struct aq_byte_stream *stream)
-{
-    (void)stream;
-    return -1;
 }
 
 /* Each part may use the whole rate, because the others may be stalled; together they keep to it here. */
@@ -796,18 +814,12 @@ static enum aq_status stripes_congestion(struct aq_byte_stream *stream, const ch
     return AQ_OK;
 }
 
-/* Each part marks the end, so that a part that ends without the mark is known to be lost. */
 static void stripes_shut(struct aq_byte_stream *stream)
 {
     struct stripes *s = of(stream);
-    for (uint32_t i = 0; i < s->count; i++) {
-        struct part *part = &s->parts[i];
-        if (!pending(part)) {
-            (void)cut_stripe(s, part, NULL, 0, 0);
-            (void)flush(s, part); /* where it fails, the peer takes the connection for lost, as it is */
-        }
-        part->below->ops->shut(part->below);
-    }
+    s->ends = true;
+    end_parts(s);
+    stream->unsent = any_pending(s); /* a mark for which there is no room yet goes out with the next write */
 }
 
 static void stripes_close(struct aq_byte_stream *stream)
@@ -825,7 +837,7 @@ static const struct aq_byte_stream_ops STRIPES_OPS = {.connected = stripes_conne
                                                       .read = stripes_read,
                                                       .write = stripes_write,
                                                       .wait = stripes_wait,
-                                                      .direct = stripes_direct,
+                                                      .direct = aq_filter_direct,
                                                       .pace = stripes_pace,
                                                       .measure = stripes_measure,
                                                       .path = stripes_path,

@@ -312,15 +312,14 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
                                            .piece_bytes = aq_group_nccl_piece(links->size, links->values)};
     struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX];
     uint32_t ranks[AQ_GROUP_SIZE_MAX];
-    void *memory;
     enum aq_status status;
     AQ_TRY(facts_of(links, links->device, all));
     status = aq_nccl_refuse(all, links->size, "rank", 0, "reduce over links");
     /* Nobody goes before all have heard why: else the slowest hear of a rank that left instead. */
     if (status != AQ_OK) (void)aq_all_gather(links, &links->rank, sizeof links->rank, ranks);
     AQ_TRY(status);
-    AQ_TRY(aq_alloc(sizeof(struct over_nccl), &memory));
-    struct over_nccl *over = memory;
+    struct over_nccl *over;
+    AQ_TRY(AQ_NEW(1, &over));
     AQ_TRY_GOTO(aq_group_init(&over->group, &NCCL_OPS, true, &config), out);
     over->group.host = links;
     AQ_TRY_GOTO(open_peers(over), out);

@@ -7,7 +7,6 @@
 
 #if AQ_WITH_NCCL
 
-#include <stdio.h>
 #include <threads.h>
 
 #include "aqsgd/gpu_library.h"

@@ -170,9 +170,8 @@ static enum aq_status open_receiver(struct pair_ipc *ipc, const struct aq_pair_o
 
 enum aq_status aq_pair_open_ipc(const struct aq_pair_config *config, struct aq_pair **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct pair_ipc), &memory));
-    struct pair_ipc *ipc = memory;
+    struct pair_ipc *ipc;
+    AQ_TRY(AQ_NEW(1, &ipc));
     ipc->pair = (struct aq_pair){.ops = &OPS, .sends = config->sends};
     ipc->silence_ns = config->silence_ns;
     ipc->memory = config->memory;

@@ -76,9 +76,8 @@ enum aq_status aq_pair_open_nccl(const struct aq_pair_config *config, struct aq_
                                                    .blocks_max = BLOCKS_MAX,
                                                    .silence_ns = config->silence_ns,
                                                    .who = config->name};
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct pair_nccl), &memory));
-    struct pair_nccl *nccl = memory;
+    struct pair_nccl *nccl;
+    AQ_TRY(AQ_NEW(1, &nccl));
     nccl->pair = (struct aq_pair){.ops = &OPS, .sends = config->sends};
     nccl->peer = config->first ? 1 : 0;
     const enum aq_status status = aq_nccl_channel_open(&nccl->channel, &channel);

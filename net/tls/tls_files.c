@@ -359,11 +359,10 @@ static void ignore_sigpipe(void)
 static enum aq_status open_name(const char *folder, const struct aq_tls_name *want, struct aq_tls **out)
 {
     char uri[AQ_TLS_URI_BYTES];
-    void *memory;
     enum aq_status status;
     AQ_TRY(aq_tls_folder_check(folder));
-    AQ_TRY(aq_alloc(sizeof(struct aq_tls), &memory));
-    struct aq_tls *tls = memory;
+    struct aq_tls *tls;
+    AQ_TRY(AQ_NEW(1, &tls));
     AQ_TRY_GOTO(make_context(tls), out);
     AQ_TRY_GOTO(trust(tls, folder), out);
     AQ_TRY_GOTO(identify(tls, folder, want), out);

@@ -6,7 +6,6 @@
  * client. Files are written aside and renamed, private ones with mode 600 from their first byte on.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>

@@ -192,9 +192,8 @@ enum aq_tls_verdict aq_tls_revoked(struct aq_tls *tls, X509 *certificate, char w
 
 enum aq_status aq_tls_watch_open(const char *folder, X509 *authority, struct aq_tls_watch **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_tls_watch), &memory));
-    struct aq_tls_watch *watch = memory;
+    struct aq_tls_watch *watch;
+    AQ_TRY(AQ_NEW(1, &watch));
     enum aq_status status = aq_tls_path(folder, LIST, watch->path);
     watch->lock = CRYPTO_THREAD_lock_new();
     if (status == AQ_OK && (!watch->lock || X509_up_ref(authority) != 1))
@@ -248,11 +247,10 @@ static enum aq_status issued_each(const char *folder, bool (*each)(void *context
     char path[AQ_TLS_PATH_BYTES], *next;
     struct stat info;
     size_t count = 0;
-    void *memory;
     AQ_TRY(aq_tls_path(folder, ISSUED, path));
     if (lstat(path, &info) != 0 && errno == ENOENT) return AQ_OK;
-    AQ_TRY(aq_alloc(ISSUED_BYTES_MAX + 1, &memory));
-    char *text = memory;
+    char *text;
+    AQ_TRY(AQ_NEW(ISSUED_BYTES_MAX + 1, &text));
     const char *wrong = read_quietly(path, text, ISSUED_BYTES_MAX, &count, &info);
     enum aq_status status = wrong ? aq_fail(AQ_CORRUPT, AREA, "%s: %s", path, wrong) : AQ_OK;
     text[wrong ? 0 : count] = 0;
@@ -265,7 +263,7 @@ static enum aq_status issued_each(const char *folder, bool (*each)(void *context
         if (!each(context, at, space + 1))
             status = aq_fail(AQ_CORRUPT, AREA, "%s: the line of the serial number %.48s is damaged", path, at);
     }
-    aq_free(memory);
+    aq_free(text);
     return status;
 }
 

@@ -178,9 +178,8 @@ static BIO *below_bio(struct aq_tls_session *s)
 static enum aq_status open_session(struct aq_tls *tls, struct aq_byte_stream *below, int fd, bool server,
                                    const struct aq_tls_name *expect, const char *peer, struct aq_tls_session **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_tls_session), &memory));
-    struct aq_tls_session *s = memory;
+    struct aq_tls_session *s;
+    AQ_TRY(AQ_NEW(1, &s));
     s->tls = tls;
     s->below = below;
     s->expect = *expect;

@@ -48,7 +48,8 @@ static enum aq_status expected_site(const struct aq_address *address, char out[A
             out[bytes] = 0;
         }
         if (!aq_tls_host_good(out))
-            return aq_fail(AQ_INVAL, "net", "address '%s': 'site' needs the name of a site", address->whole);
+            return aq_fail(AQ_INVAL, "net", "address '%.*s': 'site' needs the name of a site",
+                           aq_address_shown(address->whole), address->whole);
         return AQ_OK;
     }
     return AQ_OK;
@@ -59,18 +60,18 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
 {
     double peer, other;
     char site[AQ_TLS_HOST_BYTES];
-    void *memory;
     if (!tls)
-        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
-                       address->whole);
+        return aq_fail(AQ_INVAL, "net", "address '%.*s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
+                       aq_address_shown(address->whole), address->whole);
     AQ_TRY(aq_address_number(address, "peer", -1, &peer));
     AQ_TRY(aq_address_number(address, "or", peer, &other));
     if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE || other != floor(other) || other >= AQ_TLS_ANY_STAGE ||
         (peer < 0 && other >= 0))
-        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' and 'or' take numbers of stages", address->whole);
+        return aq_fail(AQ_INVAL, "net", "address '%.*s': 'peer' and 'or' take numbers of stages",
+                       aq_address_shown(address->whole), address->whole);
     AQ_TRY(expected_site(address, site));
-    AQ_TRY(aq_alloc(sizeof(struct tls_stream), &memory));
-    struct tls_stream *made = memory;
+    struct tls_stream *made;
+    AQ_TRY(AQ_NEW(1, &made));
     made->stream.ops = &TLS_OPS;
     made->stream.next = below;
     memcpy(made->stream.name, below->name, sizeof made->stream.name);
@@ -117,32 +118,6 @@ static void tls_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_s
     stream->next->ops->wait(stream->next, write, out);
 }
 
-static int tls_direct(struct aq_byte_stream *stream)
-{
-    (void)stream;
-    return -1;
-}
-
-static enum aq_status tls_pace(struct aq_byte_stream *stream, double rate_mbps)
-{
-    return stream->next->ops->pace(stream->next, rate_mbps);
-}
-
-static double tls_measure(struct aq_byte_stream *stream)
-{
-    return stream->next->ops->measure(stream->next);
-}
-
-static void tls_path(struct aq_byte_stream *stream, struct aq_path *out)
-{
-    stream->next->ops->path(stream->next, out);
-}
-
-static enum aq_status tls_congestion(struct aq_byte_stream *stream, const char *name)
-{
-    return stream->next->ops->congestion(stream->next, name);
-}
-
 static void tls_shut(struct aq_byte_stream *stream)
 {
     struct tls_stream *tls = (struct tls_stream *)stream;
@@ -162,11 +137,11 @@ static const struct aq_byte_stream_ops TLS_OPS = {
     .read = tls_read,
     .write = tls_write,
     .wait = tls_wait,
-    .direct = tls_direct,
-    .pace = tls_pace,
-    .measure = tls_measure,
-    .path = tls_path,
-    .congestion = tls_congestion,
+    .direct = aq_filter_direct,
+    .pace = aq_filter_pace,
+    .measure = aq_filter_measure,
+    .path = aq_filter_path,
+    .congestion = aq_filter_congestion,
     .shut = tls_shut,
     .close = tls_close,
 };
@@ -180,7 +155,8 @@ static const struct tls_stream *find(const struct aq_byte_stream *stream)
 
 const char *aq_byte_stream_refusal(const struct aq_byte_stream *stream)
 {
-    if (stream->broken) return stream->broken;
+    for (const struct aq_byte_stream *below = stream; below; below = below->next)
+        if (below->broken) return below->broken;
     const struct tls_stream *tls = find(stream);
     return tls && tls->session ? aq_tls_session_text(tls->session) : "";
 }

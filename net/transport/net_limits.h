@@ -79,6 +79,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* Between two tries to connect: 10 ms, doubling to 0.5 s. */
 #define AQ_BACK_OFF_NS_MIN UINT64_C(10000000)
 #define AQ_BACK_OFF_NS_MAX UINT64_C(500000000)
+/* A wait for a peer asks its caller that often whether it is still of use (aq_link_config, meanwhile). */
+#define AQ_MEANWHILE_NS UINT64_C(20000000)
 /* A peer that has sent BYE but not yet acknowledged ours may come back for this time; then it had nothing more to
  * send. */
 #define AQ_FAREWELL_NS UINT64_C(5000000000)

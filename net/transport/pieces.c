@@ -5,7 +5,7 @@
  *     0       1      kind: 1 piece, 2 parity, 3 window
  *     1       1      piece: 1 the end of the direction, else 0; parity: row; window: 0
  *     2       1      parity: pieces of the block (1 to 24); else 0
- *     3       1      0
+ *     3       1      1: this end takes AQ_PIECES_WINDOW pieces; 0: AQ_PIECES_WINDOW_FIRST, and no parity
  *     4       4      piece: its number; parity: that of the block's first piece; window: 0 (low 32 bits)
  *     8       4      pieces that the sender of this datagram has given to its reader (low 32 bits)
  *
@@ -22,9 +22,7 @@ enum {
     END_BIT = 0x8000,
     LENGTH_BYTES = 2,
     ROW_BYTES = LENGTH_BYTES + AQ_PIECE_BYTES,
-    MASK = AQ_PIECES_WINDOW - 1,
-    AHEAD = AQ_PIECES_WINDOW - AQ_PIECES_BLOCK, /* a block's pieces stay in their places until all of it was read */
-    WORD_EVERY = AQ_PIECES_WINDOW / 4           /* pieces read between two words of the window */
+    WORDS = 4 /* of the window, while it is read once */
 };
 
 enum state {
@@ -55,8 +53,17 @@ struct repair { /* of the reader: parity of a block that is not whole */
     uint8_t row[AQ_PIECES_ROWS][ROW_BYTES];
 };
 
-struct aq_pieces {
+struct whole { /* of a peer that has proved who it is */
     struct slot out[AQ_PIECES_WINDOW], in[AQ_PIECES_WINDOW];
+    struct repair repairs[AQ_PIECES_REPAIRS];
+};
+
+struct aq_pieces {
+    struct slot *out, *in; /* `window` each, of `first` or of `whole` */
+    uint32_t window;
+    bool peer_whole; /* the peer takes the whole window */
+    struct whole *whole;
+    struct slot first[2][AQ_PIECES_WINDOW_FIRST];
     uint64_t out_first;   /* the oldest that the peer's reader has not got */
     uint64_t out_next;    /* the next number                              */
     uint64_t out_due;     /* none before it is new and unsent             */
@@ -64,17 +71,33 @@ struct aq_pieces {
     uint64_t again_first; /* none before it is lost                       */
     uint32_t again_count; /* pieces that were lost and wait                */
     uint32_t rows;
-    bool ended;
+    bool ended, end_due; /* no write comes; the end has no piece yet */
     struct block block;
     uint64_t in_next;   /* to be given to the reader */
     uint32_t in_offset; /* of its bytes              */
     uint64_t in_told;   /* in_next, as the peer was last told */
+    uint64_t grown_at;  /* in_next, when the window grew */
     bool word_due, in_ended;
-    struct repair repairs[AQ_PIECES_REPAIRS];
     uint32_t repair_at;
     uint64_t repaired, repeated;
     uint8_t exponent[512], logarithm[256];
 };
+
+static struct slot *slot_out(const struct aq_pieces *p, uint64_t number)
+{
+    return &p->out[number & (p->window - 1)];
+}
+
+static struct slot *slot_in(const struct aq_pieces *p, uint64_t number)
+{
+    return &p->in[number & (p->window - 1)];
+}
+
+/* A block's pieces stay in their places until all of it was read. */
+static uint32_t ahead(uint32_t window)
+{
+    return window - AQ_PIECES_BLOCK;
+}
 
 /* ---- GF(256) ---- */
 
@@ -127,15 +150,42 @@ static void add_piece(const struct aq_pieces *p, uint8_t *row, const struct slot
 
 enum aq_status aq_pieces_open(struct aq_pieces **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_pieces), &memory));
-    *out = memory;
-    make_tables(*out);
+    AQ_TRY(AQ_NEW(1, out));
+    struct aq_pieces *p = *out;
+    p->out = p->first[0];
+    p->in = p->first[1];
+    p->window = AQ_PIECES_WINDOW_FIRST;
+    make_tables(p);
+    return AQ_OK;
+}
+
+uint64_t aq_pieces_measure(void)
+{
+    return sizeof(struct aq_pieces) + sizeof(struct whole);
+}
+
+/* Pieces that are on their way or wait to be read have other places afterwards. No block has parity yet. */
+enum aq_status aq_pieces_grow(struct aq_pieces *p)
+{
+    struct whole *whole;
+    if (p->whole) return AQ_OK;
+    AQ_TRY(AQ_NEW(1, &whole));
+    for (uint64_t number = p->out_first; number < p->out_next; number++)
+        whole->out[number & (AQ_PIECES_WINDOW - 1)] = *slot_out(p, number);
+    for (uint64_t number = p->in_next; number < p->in_next + ahead(p->window); number++)
+        whole->in[number & (AQ_PIECES_WINDOW - 1)] = *slot_in(p, number);
+    p->whole = whole;
+    p->out = whole->out;
+    p->in = whole->in;
+    p->window = AQ_PIECES_WINDOW;
+    p->grown_at = p->in_next;
+    p->word_due = true;
     return AQ_OK;
 }
 
 void aq_pieces_close(struct aq_pieces *pieces)
 {
+    if (pieces) aq_free(pieces->whole);
     aq_free(pieces);
 }
 
@@ -144,7 +194,7 @@ void aq_pieces_close(struct aq_pieces *pieces)
 void aq_pieces_parity(struct aq_pieces *p, uint32_t rows)
 {
     AQ_ASSERT(rows <= AQ_PIECES_ROWS);
-    p->rows = rows;
+    p->rows = p->peer_whole ? rows : 0;
 }
 
 void aq_pieces_flush(struct aq_pieces *p)
@@ -161,7 +211,7 @@ bool aq_pieces_open_block(const struct aq_pieces *p)
 static void join_block(struct aq_pieces *p, uint64_t number)
 {
     struct block *b = &p->block;
-    const struct slot *slot = &p->out[number & MASK];
+    const struct slot *slot = slot_out(p, number);
     const uint32_t bytes = slot->length & ~END_BIT;
     if (b->count == 0) {
         b->first = number;
@@ -178,7 +228,7 @@ static void join_block(struct aq_pieces *p, uint64_t number)
 /* A new piece of this length takes its number. */
 static void cut(struct aq_pieces *p, uint16_t length)
 {
-    struct slot *slot = &p->out[p->out_next & MASK];
+    struct slot *slot = slot_out(p, p->out_next);
     slot->length = length;
     slot->state = WAITS;
     p->unacked++;
@@ -186,14 +236,20 @@ static void cut(struct aq_pieces *p, uint16_t length)
     p->out_next++;
 }
 
+/* Within both ends' windows. */
+static bool room_ahead(const struct aq_pieces *p)
+{
+    return p->out_next - p->out_first < ahead(p->peer_whole ? p->window : AQ_PIECES_WINDOW_FIRST);
+}
+
 static bool may_cut(const struct aq_pieces *p)
 {
-    return !p->ended && p->block.due == 0 && p->out_due == p->out_next && p->out_next - p->out_first < AHEAD;
+    return !p->ended && p->block.due == 0 && p->out_due == p->out_next && room_ahead(p);
 }
 
 enum aq_status aq_pieces_write(struct aq_pieces *p, const struct iovec *iov, int count, uint32_t most, size_t *put)
 {
-    struct slot *slot = &p->out[p->out_next & MASK];
+    struct slot *slot = slot_out(p, p->out_next);
     uint32_t bytes = 0;
     AQ_ASSERT(most > 0 && most <= AQ_PIECE_BYTES);
     if (!may_cut(p)) return AQ_AGAIN;
@@ -208,12 +264,21 @@ enum aq_status aq_pieces_write(struct aq_pieces *p, const struct iovec *iov, int
     return AQ_OK;
 }
 
-/* If the window is full, the end of the connection is also the end of the direction. */
+/* The end is cut as soon as the window has room for it. */
+static void cut_end(struct aq_pieces *p)
+{
+    if (!p->end_due || !room_ahead(p)) return;
+    cut(p, END_BIT);
+    p->end_due = false;
+    aq_pieces_flush(p);
+}
+
 void aq_pieces_end(struct aq_pieces *p)
 {
-    if (!p->ended && p->out_next - p->out_first < AHEAD) cut(p, END_BIT);
-    aq_pieces_flush(p);
+    p->end_due |= !p->ended;
     p->ended = true;
+    cut_end(p);
+    aq_pieces_flush(p);
 }
 
 static void put_u32(uint8_t *to, uint64_t value)
@@ -230,6 +295,7 @@ static void make_head(const struct aq_pieces *p, struct aq_piece_out *out, uint8
     out->head[0] = kind;
     out->head[1] = which;
     out->head[2] = (uint8_t)count;
+    out->head[3] = p->whole != NULL;
     put_u32(out->head + 4, number);
     put_u32(out->head + 8, p->in_next);
     out->id = number << 2 | kind;
@@ -237,7 +303,7 @@ static void make_head(const struct aq_pieces *p, struct aq_piece_out *out, uint8
 
 static void make_piece(const struct aq_pieces *p, uint64_t number, struct aq_piece_out *out)
 {
-    const struct slot *slot = &p->out[number & MASK];
+    const struct slot *slot = slot_out(p, number);
     make_head(p, out, PIECE, slot->length & END_BIT ? 1 : 0, 0, number);
     out->body = slot->body;
     out->body_bytes = slot->length & ~END_BIT;
@@ -248,7 +314,7 @@ static bool find_lost(struct aq_pieces *p, uint64_t *number)
 {
     if (p->again_first < p->out_first) p->again_first = p->out_first;
     for (; p->again_count > 0 && p->again_first < p->out_due; p->again_first++)
-        if (p->out[p->again_first & MASK].state == WAITS) {
+        if (slot_out(p, p->again_first)->state == WAITS) {
             *number = p->again_first;
             return true;
         }
@@ -260,6 +326,7 @@ bool aq_pieces_next(struct aq_pieces *p, struct aq_piece_out *out)
 {
     const struct block *b = &p->block;
     uint64_t number;
+    cut_end(p);
     if (find_lost(p, &number)) {
         make_piece(p, number, out);
         return true;
@@ -289,7 +356,7 @@ void aq_pieces_sent(struct aq_pieces *p, const struct aq_piece_out *out)
     p->word_due = false;
     if (out->kind == PARITY && --p->block.due == 0) p->block.count = 0;
     if (out->kind != PIECE) return;
-    p->out[number & MASK].state = FLIES;
+    slot_out(p, number)->state = FLIES;
     if (number < p->out_due) {
         p->again_count--;
         p->repeated++;
@@ -306,7 +373,7 @@ void aq_pieces_acked(struct aq_pieces *p, uint64_t id)
 {
     const uint64_t number = id >> 2;
     if ((id & 3) != PIECE || !flies(p, number)) return;
-    struct slot *slot = &p->out[number & MASK];
+    struct slot *slot = slot_out(p, number);
     if (slot->state == THERE) return;
     if (slot->state == WAITS) p->again_count--;
     p->unacked--;
@@ -317,10 +384,15 @@ void aq_pieces_lost(struct aq_pieces *p, uint64_t id)
 {
     const uint64_t number = id >> 2;
     if ((id & 3) != PIECE) p->word_due = true; /* it may have been the only one that told the window */
-    if ((id & 3) != PIECE || !flies(p, number) || p->out[number & MASK].state != FLIES) return;
-    p->out[number & MASK].state = WAITS;
+    if ((id & 3) != PIECE || !flies(p, number) || slot_out(p, number)->state != FLIES) return;
+    slot_out(p, number)->state = WAITS;
     p->again_count++;
     if (number < p->again_first) p->again_first = number;
+}
+
+void aq_pieces_word(struct aq_pieces *p)
+{
+    p->word_due = true;
 }
 
 void aq_pieces_lost_all(struct aq_pieces *p)
@@ -333,7 +405,7 @@ void aq_pieces_lost_all(struct aq_pieces *p)
 static void take_window(struct aq_pieces *p, uint64_t read)
 {
     for (; p->out_first < read; p->out_first++) {
-        struct slot *slot = &p->out[p->out_first & MASK];
+        struct slot *slot = slot_out(p, p->out_first);
         if (slot->state == WAITS) p->again_count--;
         if (slot->state != THERE) p->unacked--;
         slot->state = FREE;
@@ -344,7 +416,7 @@ static void take_window(struct aq_pieces *p, uint64_t read)
 
 static bool here(const struct aq_pieces *p, uint64_t number)
 {
-    return number < p->in_next || p->in[number & MASK].state == THERE;
+    return number < p->in_next || slot_in(p, number)->state == THERE;
 }
 
 static uint32_t missing_of(const struct aq_pieces *p, const struct repair *r, uint32_t places[AQ_PIECES_ROWS])
@@ -384,7 +456,7 @@ static void solve(struct aq_pieces *p, uint8_t *rows[], uint8_t m[][AQ_PIECES_RO
 static enum aq_status place_repaired(struct aq_pieces *p, uint64_t number, const uint8_t *row, const char **text)
 {
     const uint16_t length = (uint16_t)(row[0] | row[1] << 8);
-    struct slot *slot = &p->in[number & MASK];
+    struct slot *slot = slot_in(p, number);
     if (length == 0 || (length > AQ_PIECE_BYTES && length != END_BIT)) {
         *text = "sent parity that does not fit its pieces";
         return AQ_PROTO;
@@ -398,7 +470,7 @@ static enum aq_status place_repaired(struct aq_pieces *p, uint64_t number, const
 
 /*
  * Its place is free afterwards, unless parity is missing. Pieces of the block that were read already are still in their
- * places: nothing behind the missing one was read, and the writer is never ahead by more than AHEAD.
+ * places: nothing behind the missing one was read, and the writer is never further ahead than `ahead`.
  */
 static enum aq_status try_repair(struct aq_pieces *p, struct repair *r, const char **text)
 {
@@ -409,7 +481,7 @@ static enum aq_status try_repair(struct aq_pieces *p, struct repair *r, const ch
     for (uint32_t row = 0; row < AQ_PIECES_ROWS && used < missing; row++) {
         if (!(r->have >> row & 1)) continue;
         for (uint32_t i = 0; i < r->count; i++)
-            if (here(p, r->first + i)) add_piece(p, r->row[row], &p->in[(r->first + i) & MASK], factor_of(p, row, i));
+            if (here(p, r->first + i)) add_piece(p, r->row[row], slot_in(p, r->first + i), factor_of(p, row, i));
         for (uint32_t k = 0; k < missing; k++)
             m[used][k] = factor_of(p, row, places[k]);
         rows[used++] = r->row[row];
@@ -423,8 +495,8 @@ static enum aq_status try_repair(struct aq_pieces *p, struct repair *r, const ch
 
 static enum aq_status repair_around(struct aq_pieces *p, uint64_t number, const char **text)
 {
-    for (uint32_t i = 0; i < AQ_PIECES_REPAIRS; i++) {
-        struct repair *r = &p->repairs[i];
+    for (uint32_t i = 0; p->whole && i < AQ_PIECES_REPAIRS; i++) {
+        struct repair *r = &p->whole->repairs[i];
         if (r->have && number >= r->first && number < r->first + r->count) AQ_TRY(try_repair(p, r, text));
     }
     return AQ_OK;
@@ -433,12 +505,12 @@ static enum aq_status repair_around(struct aq_pieces *p, uint64_t number, const 
 static enum aq_status take_piece(struct aq_pieces *p, uint64_t number, bool end, const uint8_t *body, size_t bytes,
                                  const char **text)
 {
-    struct slot *slot = &p->in[number & MASK];
+    struct slot *slot = slot_in(p, number);
     if (bytes > AQ_PIECE_BYTES || (bytes == 0) != end) {
         *text = "sent a piece of no possible length";
         return AQ_PROTO;
     }
-    if (number >= p->in_next + AHEAD) {
+    if (number >= p->in_next + ahead(p->window)) {
         *text = "sent a piece beyond the window";
         return AQ_PROTO;
     }
@@ -454,11 +526,11 @@ static struct repair *repair_for(struct aq_pieces *p, uint64_t first, uint32_t c
 {
     struct repair *best = NULL;
     for (uint32_t i = 0; i < AQ_PIECES_REPAIRS; i++) {
-        struct repair *r = &p->repairs[i];
+        struct repair *r = &p->whole->repairs[i];
         if (r->have && r->first == first && r->count == count) return r;
         if (!r->have && !best) best = r;
     }
-    if (!best) best = &p->repairs[p->repair_at++ % AQ_PIECES_REPAIRS];
+    if (!best) best = &p->whole->repairs[p->repair_at++ % AQ_PIECES_REPAIRS];
     best->first = first;
     best->count = count;
     best->have = 0;
@@ -474,7 +546,11 @@ static enum aq_status take_parity(struct aq_pieces *p, const uint8_t head[AQ_PIE
         *text = "sent parity of no possible block";
         return AQ_PROTO;
     }
-    if (first + count > p->in_next + AHEAD) {
+    if (!p->whole) {
+        *text = "sent parity before this end takes any";
+        return AQ_PROTO;
+    }
+    if (first + count > p->in_next + ahead(p->window)) {
         *text = "sent parity beyond the window";
         return AQ_PROTO;
     }
@@ -508,21 +584,32 @@ enum aq_status aq_pieces_receive(struct aq_pieces *p, const uint8_t *datagram, s
         return AQ_PROTO;
     }
     if ((int64_t)(read - p->out_first) > 0) take_window(p, read);
-    bytes -= AQ_PIECE_HEAD_BYTES;
-    if (datagram[0] == WINDOW) return AQ_OK;
-    if ((int64_t)number < 0 || datagram[0] > WINDOW || datagram[0] == 0) {
+    if (datagram[0] > WINDOW || datagram[0] == 0 || datagram[3] > 1 || (datagram[0] != WINDOW && (int64_t)number < 0)) {
         *text = "sent a datagram of an unknown kind";
         return AQ_PROTO;
     }
+    if (datagram[3] == 1) p->peer_whole = true;
+    bytes -= AQ_PIECE_HEAD_BYTES;
+    if (datagram[0] == WINDOW) return AQ_OK;
     return datagram[0] == PIECE ? take_piece(p, number, datagram[1] == 1, body, bytes, text)
                                 : take_parity(p, datagram, number, body, bytes, text);
+}
+
+/*
+ * Pieces that are read between two words. The word that the window has grown may be lost, and the layer below may not
+ * report it: until the peer must have heard another one, it is told as often as one that knows only the first window.
+ */
+static uint32_t word_every(const struct aq_pieces *p)
+{
+    const uint32_t whole = ahead(p->window) / WORDS;
+    return p->in_next < p->grown_at + whole ? ahead(AQ_PIECES_WINDOW_FIRST) / WORDS : whole;
 }
 
 enum aq_status aq_pieces_read(struct aq_pieces *p, const struct iovec *iov, int count, size_t *got)
 {
     size_t total = 0, filled = 0;
-    for (int i = 0; i < count && p->in[p->in_next & MASK].state == THERE;) {
-        struct slot *slot = &p->in[p->in_next & MASK];
+    for (int i = 0; i < count && slot_in(p, p->in_next)->state == THERE;) {
+        struct slot *slot = slot_in(p, p->in_next);
         const size_t room = iov[i].iov_len - filled, left = (slot->length & ~END_BIT) - p->in_offset;
         const size_t part = left < room ? left : room;
         if (slot->length & END_BIT) {
@@ -542,7 +629,7 @@ enum aq_status aq_pieces_read(struct aq_pieces *p, const struct iovec *iov, int 
         filled = 0;
         i++;
     }
-    if (p->in_next - p->in_told >= WORD_EVERY) p->word_due = true;
+    if (p->in_next - p->in_told >= word_every(p)) p->word_due = true;
     if (total == 0) return p->in_ended ? AQ_CLOSED : AQ_AGAIN;
     *got = total;
     return AQ_OK;

@@ -7,8 +7,9 @@
  * datagrams are there as it has pieces, whichever they are. So a lost packet costs no round trip. What parity cannot
  * repair is sent again, piece by piece, when the layer below reports it as lost. The reader gives the bytes in order.
  *
- * No input, no output, no clock here: transport_quic.c moves the datagrams. Memory is fixed: AQ_PIECES_WINDOW pieces
- * each way, and parity of AQ_PIECES_REPAIRS blocks. The writer never exceeds the window that the reader reports; a peer
+ * No input, no output, no clock here: transport_quic.c moves the datagrams. Memory is fixed: AQ_PIECES_WINDOW_FIRST
+ * pieces each way, and after aq_pieces_grow AQ_PIECES_WINDOW, and parity of AQ_PIECES_REPAIRS blocks. Each datagram
+ * states which of the two its sender takes. The writer never exceeds the window that the reader reports; a peer
  * that does, or whose datagrams make no sense, is AQ_PROTO with a text. A datagram that came before changes nothing.
  * Parity that does not fit its pieces makes wrong bytes. The peer writes both; TLS or a frame's digest above refuses
  * them.
@@ -38,8 +39,9 @@ enum {
     AQ_PIECE_BYTES = 1368, /* of a piece at most: a TLS record of 16 KiB fills 12, and a packet is within 1452 */
     AQ_PIECES_BLOCK = 24,  /* with 2 rows 8 % more bytes; at 0.5 % of loss 3 of 26 datagrams are lost in 1 of 3000 */
     AQ_PIECES_ROWS = 3,
-    AQ_PIECES_WINDOW = 4096, /* 5.6 MB: 100 Mbit/s over 400 ms; a power of two */
-    AQ_PIECES_REPAIRS = 16   /* blocks whose parity waits for pieces; the oldest goes first, and is repeated then */
+    AQ_PIECES_WINDOW = 4096,     /* 5.6 MB: 100 Mbit/s over 400 ms; a power of two */
+    AQ_PIECES_WINDOW_FIRST = 64, /* of a peer that has not proved who it is: 55 KB beyond what was read */
+    AQ_PIECES_REPAIRS = 16       /* blocks whose parity waits for pieces; the oldest goes first, and is repeated then */
 };
 
 struct aq_pieces; /* opaque */
@@ -52,11 +54,14 @@ struct aq_piece_out { /* a datagram: head, then body */
     uint8_t kind;
 };
 
-/* About 11.6 MB. AQ_NOMEM; logged. Close: NULL is fine. */
+/* About 181 KB. AQ_NOMEM; logged. Close: NULL is fine. */
 enum aq_status aq_pieces_open(struct aq_pieces **out);
+/* The peer has proved who it is: the whole window from now on, 11.5 MB more. AQ_NOMEM, logged: nothing has changed. */
+enum aq_status aq_pieces_grow(struct aq_pieces *pieces);
+uint64_t aq_pieces_measure(void); /* bytes of one that has grown */
 void aq_pieces_close(struct aq_pieces *pieces);
 
-/* Rows of parity of all later blocks, 0 to AQ_PIECES_ROWS. */
+/* Rows of parity of all later blocks, 0 to AQ_PIECES_ROWS. None while the peer takes none. */
 void aq_pieces_parity(struct aq_pieces *pieces, uint32_t rows);
 
 /* One piece of at most `most` bytes. AQ_AGAIN: the window is full, or what was cut has not been sent. */
@@ -71,6 +76,7 @@ bool aq_pieces_next(struct aq_pieces *pieces, struct aq_piece_out *out);
 void aq_pieces_sent(struct aq_pieces *pieces, const struct aq_piece_out *out);
 void aq_pieces_acked(struct aq_pieces *pieces, uint64_t id); /* any id; twice is fine */
 void aq_pieces_lost(struct aq_pieces *pieces, uint64_t id);
+void aq_pieces_word(struct aq_pieces *pieces);     /* send one datagram at least: a peer that lives acknowledges it */
 void aq_pieces_lost_all(struct aq_pieces *pieces); /* nothing is on its way any more: what was not acked is lost */
 
 /* A datagram of the peer. AQ_PROTO: *text (a constant) is the end of "the peer ...". */

@@ -3,8 +3,12 @@
  */
 #include "transport.h"
 
+#include "net/link.h"
+
 #include <errno.h>
 #include <math.h>
+#include <netdb.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +21,8 @@ static const struct aq_transport *const TRANSPORTS[] = {
 static enum aq_status malformed(const char *text, const char *why)
 {
     return aq_fail(AQ_INVAL, "net",
-                   "address '%s': %s; write [tls+]tcp://host:port, quic in place of tcp, or sim://name", text, why);
+                   "address '%.*s': %s; write [tls+]tcp://host:port, quic in place of tcp, or sim://name",
+                   aq_address_shown(text), text, why);
 }
 
 /* Copy [from, to) into a field; false where it does not fit. */
@@ -42,7 +47,7 @@ static enum aq_status parse_host(const char *text, const char *host, const char 
 {
     char part[AQ_ENDPOINT_TEXT_BYTES];
     const char *why = NULL;
-    if (strcmp(a->scheme, "tcp") == 0 || strcmp(a->scheme, "quic") == 0) {
+    if (strcmp(a->scheme, "tcp") == 0 || strcmp(a->scheme, "quic") == 0 || strcmp(a->scheme, "relay") == 0) {
         if (!copy_part(part, sizeof part, host, end)) return malformed(text, "the host is too long");
         if (strstr(part, "://") || aq_endpoint_parse(part, &a->place, &why) != AQ_OK)
             return malformed(text, why ? why : "two '://'");
@@ -72,6 +77,13 @@ enum aq_status aq_address_parse(const char *text, struct aq_address *out)
     return AQ_OK;
 }
 
+int aq_address_shown(const char *address)
+{
+    const char *first = strstr(address, "?room="), *later = strstr(address, "&room=");
+    const char *room = first && (!later || first < later) ? first : later;
+    return (int)(room ? (size_t)(room - address) : strlen(address));
+}
+
 enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out)
 {
     const size_t length = strlen(key);
@@ -81,7 +93,8 @@ enum aq_status aq_address_number(const struct aq_address *address, const char *k
         errno = 0;
         const double value = strtod(at + length + 1, &stop);
         if (stop == at + length + 1 || (*stop && *stop != '&') || errno != 0 || !isfinite(value) || value < 0)
-            return aq_fail(AQ_INVAL, "net", "address '%s': '%s' needs a number of at least 0", address->whole, key);
+            return aq_fail(AQ_INVAL, "net", "address '%.*s': '%s' needs a number of at least 0",
+                           aq_address_shown(address->whole), address->whole, key);
         *out = value;
         return AQ_OK;
     }
@@ -128,8 +141,8 @@ enum aq_status aq_acceptor_open(const char *address, struct aq_tls *tls, struct 
     AQ_TRY(aq_address_parse(address, &acceptor.address));
     AQ_TRY(find_transport(&acceptor.address, &acceptor.transport));
     if (strstr(acceptor.address.filter, "tls") && !tls)
-        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
-                       address);
+        return aq_fail(AQ_INVAL, "net", "address '%.*s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
+                       aq_address_shown(address), address);
     AQ_TRY(acceptor.transport->listen(&acceptor));
     *out = acceptor;
     return AQ_OK;
@@ -147,16 +160,54 @@ void aq_acceptor_close(struct aq_acceptor *acceptor)
     acceptor->transport->shut(acceptor);
 }
 
+enum aq_status aq_transport_connect(const struct aq_address *address, uint32_t attempt, bool paced,
+                                    struct aq_byte_stream **out)
+{
+    const struct aq_transport *transport = NULL;
+    AQ_TRY(find_transport(address, &transport));
+    return transport->connect(address, attempt, paced, out);
+}
+
 enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                       struct aq_byte_stream **out)
 {
     struct aq_address parsed;
-    const struct aq_transport *transport = NULL;
     struct aq_byte_stream *stream;
     AQ_TRY(aq_address_parse(address, &parsed));
-    AQ_TRY(find_transport(&parsed, &transport));
-    AQ_TRY(transport->connect(&parsed, attempt, paced, &stream));
+    AQ_TRY(aq_transport_connect(&parsed, attempt, paced, &stream));
     return wrap(&parsed, tls, false, stream, out);
+}
+
+int aq_filter_direct(struct aq_byte_stream *stream)
+{
+    (void)stream;
+    return -1;
+}
+
+enum aq_status aq_filter_pace(struct aq_byte_stream *stream, double rate_mbps)
+{
+    return stream->next->ops->pace(stream->next, rate_mbps);
+}
+
+double aq_filter_measure(struct aq_byte_stream *stream)
+{
+    return stream->next->ops->measure(stream->next);
+}
+
+void aq_filter_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    stream->next->ops->path(stream->next, out);
+}
+
+enum aq_status aq_filter_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    return stream->next->ops->congestion(stream->next, name);
+}
+
+void aq_filter_close(struct aq_byte_stream *stream)
+{
+    aq_byte_stream_close(stream->next);
+    aq_free(stream);
 }
 
 bool aq_byte_stream_local(const struct aq_byte_stream *stream)
@@ -164,6 +215,22 @@ bool aq_byte_stream_local(const struct aq_byte_stream *stream)
     while (stream->next)
         stream = stream->next;
     return stream->local;
+}
+
+enum aq_status aq_byte_stream_trust(struct aq_byte_stream *stream)
+{
+    while (stream->next)
+        stream = stream->next;
+    return stream->ops->trust ? stream->ops->trust(stream) : AQ_OK;
+}
+
+uint64_t aq_link_measure_stream(const char *scheme)
+{
+    const char *const plus = strrchr(scheme, '+'), *const name = plus ? plus + 1 : scheme;
+    for (size_t i = 0; i < sizeof TRANSPORTS / sizeof *TRANSPORTS; i++)
+        if (strncmp(name, TRANSPORTS[i]->scheme, strcspn(name, ":")) == 0)
+            return TRANSPORTS[i]->measure ? TRANSPORTS[i]->measure() : 0;
+    return 0;
 }
 
 uint64_t aq_byte_stream_source(const struct aq_byte_stream *stream)
@@ -196,4 +263,13 @@ enum aq_status aq_byte_stream_errno(int error)
     default:
         return AQ_IO;
     }
+}
+
+void aq_sockaddr_name(const struct sockaddr *address, socklen_t bytes, char *out)
+{
+    char host[64], port[8];
+    if (getnameinfo(address, bytes, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+        snprintf(out, AQ_NAME_BYTES, "(unknown)");
+    else
+        snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }

@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "aqsgd/base.h"
@@ -30,7 +31,7 @@ struct aq_address {
     char filter[16]; /* "tls", "fault", or two: "tls+fault", the first on top */
     char scheme[16];
     char host[128];           /* of sim: the name */
-    struct aq_endpoint place; /* of tcp and quic  */
+    struct aq_endpoint place; /* of tcp, quic, and of relay the relay's */
     char query[AQ_ADDRESS_BYTES];
 };
 
@@ -38,6 +39,9 @@ enum aq_status aq_address_parse(const char *text,
                                 struct aq_address *out); /* AQ_INVAL, logged with the form of an address */
 /* The number after "key=" in the query, or otherwise. AQ_INVAL: not a number >= 0. */
 enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out);
+
+/* How many characters of an address may be logged: all, but of a relay not the room's name, which is a secret. */
+int aq_address_shown(const char *address);
 
 /* The condition to sleep on: events (POLLIN, POLLOUT) of fd, or the time, whichever is first. fd -1: only the time. */
 struct aq_byte_stream_wait {
@@ -95,9 +99,21 @@ struct aq_byte_stream_ops {
     /* From now on the kernel's congestion control of this name. AQ_NODEV: it has none such; AQ_REFUSED: it has, but not
      * for this process. Never logs. A stream that has no congestion control is content with any. */
     enum aq_status (*congestion)(struct aq_byte_stream *stream, const char *name);
-    void (*shut)(struct aq_byte_stream *stream); /* no more writes: the peer reads an end */
+    /* The peer has proved who it is: the stream may take all the memory that its work needs. NULL: there is nothing to
+     * take. AQ_NOMEM: logged. Called once. */
+    enum aq_status (*trust)(struct aq_byte_stream *stream);
+    /* No more writes, but of nothing while there is something unsent: the peer reads an end. */
+    void (*shut)(struct aq_byte_stream *stream);
     void (*close)(struct aq_byte_stream *stream);
 };
+
+/* For a filter that leaves them to the stream below; it has no socket of its own. */
+int aq_filter_direct(struct aq_byte_stream *stream);
+enum aq_status aq_filter_pace(struct aq_byte_stream *stream, double rate_mbps);
+double aq_filter_measure(struct aq_byte_stream *stream);
+void aq_filter_path(struct aq_byte_stream *stream, struct aq_path *out);
+enum aq_status aq_filter_congestion(struct aq_byte_stream *stream, const char *name);
+void aq_filter_close(struct aq_byte_stream *stream); /* for one that holds nothing else; it is of AQ_NEW */
 
 /* An acceptor: where streams come in. */
 struct aq_acceptor {
@@ -120,6 +136,7 @@ struct aq_transport {
      * listener. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
     enum aq_status (*connect)(const struct aq_address *address, uint32_t attempt, bool paced,
                               struct aq_byte_stream **out);
+    uint64_t (*measure)(void); /* bytes that a trusted stream takes; NULL: some hundreds */
 };
 
 /* Through the table transports.def, with the filter that the address asks for on top. */
@@ -128,8 +145,12 @@ enum aq_status aq_acceptor_accept(struct aq_acceptor *acceptor, struct aq_byte_s
 void aq_acceptor_close(struct aq_acceptor *acceptor);
 enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                       struct aq_byte_stream **out);
+/* The same without filters: what is below them. */
+enum aq_status aq_transport_connect(const struct aq_address *address, uint32_t attempt, bool paced,
+                                    struct aq_byte_stream **out);
 void aq_byte_stream_close(struct aq_byte_stream *stream); /* NULL is fine */
 bool aq_byte_stream_local(const struct aq_byte_stream *stream);
+enum aq_status aq_byte_stream_trust(struct aq_byte_stream *stream); /* of the stream below all filters */
 uint64_t aq_byte_stream_source(const struct aq_byte_stream *stream);
 
 /* For streams that are sockets: the status of a failed read or write. EPIPE, ECONNRESET: AQ_CLOSED. */
@@ -153,5 +174,8 @@ bool aq_byte_stream_proved(const struct aq_byte_stream *stream);
 #define AQ_TRANSPORT(scheme) extern const struct aq_transport aq_transport_##scheme;
 #include "transports.def"
 #undef AQ_TRANSPORT
+
+/* "192.0.2.1:4000", "[2001:db8::1]:4000": of AQ_NAME_BYTES. */
+void aq_sockaddr_name(const struct sockaddr *address, socklen_t bytes, char *out);
 
 #endif

@@ -17,7 +17,6 @@
  * Each decision is a function of the seed and the place in the stream, not of time or of how the bytes were cut.
  * Locking: as any stream.
  */
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +52,6 @@ static uint64_t place_of_cut(double seed, double every)
 enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_stream *below,
                              struct aq_byte_stream **out)
 {
-    void *memory;
     double seed, cut_every;
     struct fault_stream read = {0};
     AQ_TRY(aq_address_number(address, "seed", 0, &seed));
@@ -65,8 +63,8 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_st
     AQ_TRY(aq_address_number(address, "stall_after", -1, &read.stall_after));
     AQ_TRY(aq_address_number(address, "delay_ms", 0, &read.delay_ms));
     AQ_TRY(aq_address_number(address, "cut_every", 0, &cut_every));
-    AQ_TRY(aq_alloc(sizeof(struct fault_stream), &memory));
-    struct fault_stream *fault = memory;
+    struct fault_stream *fault;
+    AQ_TRY(AQ_NEW(1, &fault));
     *fault = read;
     const char *down = strstr(address->query, "cut_while=");
     if (down) snprintf(fault->down, sizeof fault->down, "%.*s", (int)strcspn(down + 10, "&"), down + 10);
@@ -191,41 +189,9 @@ static void fault_wait(struct aq_byte_stream *stream, bool write, struct aq_byte
         stream->next->ops->wait(stream->next, write, out);
 }
 
-static int fault_direct(struct aq_byte_stream *stream)
-{
-    (void)stream;
-    return -1;
-}
-
-static enum aq_status fault_pace(struct aq_byte_stream *stream, double rate_mbps)
-{
-    return stream->next->ops->pace(stream->next, rate_mbps);
-}
-
-static double fault_measure(struct aq_byte_stream *stream)
-{
-    return stream->next->ops->measure(stream->next);
-}
-
-static void fault_path(struct aq_byte_stream *stream, struct aq_path *out)
-{
-    stream->next->ops->path(stream->next, out);
-}
-
-static enum aq_status fault_congestion(struct aq_byte_stream *stream, const char *name)
-{
-    return stream->next->ops->congestion(stream->next, name);
-}
-
 static void fault_shut(struct aq_byte_stream *stream)
 {
     if (!stalled((struct fault_stream *)stream)) stream->next->ops->shut(stream->next);
-}
-
-static void fault_close(struct aq_byte_stream *stream)
-{
-    aq_byte_stream_close(stream->next);
-    aq_free(stream);
 }
 
 static const struct aq_byte_stream_ops FAULT_OPS = {
@@ -233,11 +199,11 @@ static const struct aq_byte_stream_ops FAULT_OPS = {
     .read = fault_read,
     .write = fault_write,
     .wait = fault_wait,
-    .direct = fault_direct,
-    .pace = fault_pace,
-    .measure = fault_measure,
-    .path = fault_path,
-    .congestion = fault_congestion,
+    .direct = aq_filter_direct,
+    .pace = aq_filter_pace,
+    .measure = aq_filter_measure,
+    .path = aq_filter_path,
+    .congestion = aq_filter_congestion,
     .shut = fault_shut,
-    .close = fault_close,
+    .close = aq_filter_close,
 };

@@ -135,9 +135,8 @@ static enum aq_status open_pipe(struct sim_pipe *pipe, double rate_mbps, double 
 
 static enum aq_status open_pair(double rate_mbps, double latency_ms, struct sim_pair **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct sim_pair), &memory));
-    struct sim_pair *pair = memory;
+    struct sim_pair *pair;
+    AQ_TRY(AQ_NEW(1, &pair));
     enum aq_status status = aq_mutex_open(&pair->mutex);
     for (int i = 0; i < 2 && status == AQ_OK; i++)
         status = open_pipe(&pair->pipes[i], rate_mbps, latency_ms);
@@ -150,9 +149,8 @@ static enum aq_status open_pair(double rate_mbps, double latency_ms, struct sim_
 
 static enum aq_status open_end(struct sim_pair *pair, int side, const char *name, struct sim_stream **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct sim_stream), &memory));
-    struct sim_stream *sim = memory;
+    struct sim_stream *sim;
+    AQ_TRY(AQ_NEW(1, &sim));
     sim->stream.ops = &SIM_OPS;
     sim->stream.local = true;
     snprintf(sim->stream.name, sizeof sim->stream.name, "sim://%.80s", name);
@@ -166,12 +164,11 @@ static enum aq_status open_end(struct sim_pair *pair, int side, const char *name
 
 static enum aq_status sim_listen(struct aq_acceptor *acceptor)
 {
-    void *memory;
     double rate_mbps, latency_ms;
     AQ_TRY(aq_address_number(&acceptor->address, "rate_mbps", 0, &rate_mbps));
     AQ_TRY(aq_address_number(&acceptor->address, "latency_ms", 0, &latency_ms));
-    AQ_TRY(aq_alloc(sizeof(struct sim_acceptor), &memory));
-    struct sim_acceptor *mine = memory;
+    struct sim_acceptor *mine;
+    AQ_TRY(AQ_NEW(1, &mine));
     memcpy(mine->name, acceptor->address.host, sizeof mine->name);
     mine->rate_mbps = rate_mbps;
     mine->latency_ms = latency_ms;
@@ -406,12 +403,6 @@ static void sim_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_s
                                         .wake_ns = write ? sim->write_wake_ns : sim->read_wake_ns};
 }
 
-static int sim_direct(struct aq_byte_stream *stream)
-{
-    (void)stream;
-    return -1;
-}
-
 static enum aq_status sim_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
@@ -467,7 +458,7 @@ static const struct aq_byte_stream_ops SIM_OPS = {
     .read = sim_read,
     .write = sim_write,
     .wait = sim_wait,
-    .direct = sim_direct,
+    .direct = aq_filter_direct,
     .pace = sim_pace,
     .measure = sim_measure,
     .path = sim_path,

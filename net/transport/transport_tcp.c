@@ -53,15 +53,6 @@ struct tcp_stream {
 
 static const struct aq_byte_stream_ops TCP_OPS;
 
-static void name_of(const struct sockaddr *address, socklen_t bytes, char *out)
-{
-    char host[64], port[8];
-    if (getnameinfo(address, bytes, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-        snprintf(out, AQ_NAME_BYTES, "(unknown)");
-    else
-        snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
-}
-
 /* The other end is at this end's own address. */
 static bool own(int fd)
 {
@@ -86,13 +77,12 @@ static uint64_t source_of(const struct sockaddr *address)
 
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_byte_stream **out)
 {
-    void *memory;
     const int on = 1, queue = QUEUE_BYTES, idle_s = IDLE_S;
-    AQ_TRY(aq_alloc(sizeof(struct tcp_stream), &memory));
-    struct tcp_stream *tcp = memory;
+    struct tcp_stream *tcp;
+    AQ_TRY(AQ_NEW(1, &tcp));
     tcp->stream.ops = &TCP_OPS;
     tcp->fd = fd;
-    name_of(peer, bytes, tcp->stream.name);
+    aq_sockaddr_name(peer, bytes, tcp->stream.name);
     tcp->stream.local = aq_endpoint_loopback_address(peer) || own(fd);
     tcp->stream.source = source_of(peer);
     tcp->queue_bytes = queue;

@@ -81,6 +81,21 @@ static void bound_trips(const struct aq_plan *plan, const struct aq_plan_costs *
     }
 }
 
+/*
+ * What goes up a client's line starts with the step, and its last frame is a gradient of the second cut, whose answer
+ * comes down the first; what goes down starts when the first frame is up, and ends the step.
+ */
+static void bound_line(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_prediction *out)
+{
+    if (!aq_plan_line_shared(plan)) return;
+    const double at_once = 1 + plan->stages[0].program.staleness;
+    const double up_s = out->forward_s[0] + out->backward_s[1], down_s = out->backward_s[0] + out->forward_s[1];
+    const double up_trip_s = costs->latency_s[0] + costs->latency_s[1], down_trip_s = 2 * costs->latency_s[0];
+    const char *also = down_trip_s > LATENCY_TOLD ? " and a round trip" : "";
+    bound_by(out, fmax(up_s, (up_s + up_trip_s) / at_once), "the client's line up%s", also);
+    bound_by(out, fmax(down_s, (down_s + down_trip_s) / at_once), "the client's line down%s", also);
+}
+
 void aq_plan_bound(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_prediction *out)
 {
     const uint32_t P = plan->stage_count;
@@ -92,6 +107,7 @@ void aq_plan_bound(const struct aq_plan *plan, const struct aq_plan_costs *costs
         bound_by(out, out->backward_s[s], "link %u-%u backward", s, s + 1);
     }
     bound_trips(plan, costs, out);
+    bound_line(plan, costs, out);
     for (uint32_t s = 0; s < P; s++) {
         double work = 0, traffic = 0, gpu = 0;
         for (uint32_t r = 0; r < plan->ranks; r++)

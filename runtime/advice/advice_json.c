@@ -5,6 +5,7 @@
 #include "control.h"
 #include "json_text.h"
 #include "keys.h"
+#include "plan_epsilon.h"
 
 static json_t *whole(uint64_t value)
 {
@@ -71,6 +72,7 @@ static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
                   "receive_slots", (int)edge->window.receive_slots, "step_bytes_shared",
                   whole(edge->shape.shared * sizeof(float)), "frozen_prefix", (int)edge->shape.still);
     if (edge->shape.summed) json_object_set_new(line, "step_bytes_summed", whole(edge->shape.summed * sizeof(float)));
+    if (aq_job_relayed(plan->job, e, e + 1)) json_object_set_new(line, "relayed", json_true());
     return line;
 }
 
@@ -196,9 +198,22 @@ static json_t *warmup_json(const struct aq_plan *plan, const struct aq_plan_tota
         json_array_append_new(bytes, whole(aq_plan_warmup_bytes(plan, s)));
     return json_pack("{s:o, s:b, s:b, s:o, s:o}", "steps", whole(warm), "at_least",
                      (int)plan->stages[0].traffic.warmup_least, "compresses",
-                     (int)(warm < plan->steps || plan->stages[0].traffic.warmup_falls),
-                     "step_bytes_gradient", bytes, "step_s",
-                     timed ? aq_control_number(totals->warmup_step_s) : json_null());
+                     (int)(warm < plan->steps || plan->stages[0].traffic.falling > 0), "step_bytes_gradient", bytes,
+                     "step_s", timed ? aq_control_number(totals->warmup_step_s) : json_null());
+}
+
+/* Null: there is no epsilon. */
+static json_t *epsilon_json(const struct aq_plan *plan)
+{
+    const struct aq_job_privacy *privacy = &plan->job->split.privacy;
+    struct aq_plan_epsilon_job job;
+    if (!aq_plan_epsilon_counts(plan)) return json_null();
+    aq_plan_epsilon_job(plan, &job);
+    return json_pack(
+        "{s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:b}", "training", job.training, "heldout", job.heldout, "delta",
+        aq_control_number((double)privacy->delta), "visits", whole(job.visits), "passes", whole(job.passes),
+        "epsilon_max", privacy->epsilon_max > 0 ? aq_control_number((double)privacy->epsilon_max) : json_null(),
+        "stops_before_round", job.stops ? whole(job.stops) : json_null(), "weights_leave", (int)job.ends_leave);
 }
 
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -223,6 +238,8 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
         "time", timed ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
     json_object_set_new(out, "tied", tied_json(plan));
+    json_object_set_new(out, "epsilon", epsilon_json(plan));
+    if (plan->job->split.clients > 0) json_object_set_new(out, "turns_at_once", json_integer(aq_job_turns(plan->job)));
     json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
     json_object_set_new(out, "warmup", warmup_json(plan, &totals, timed));
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));

@@ -7,10 +7,10 @@
  */
 #include <string.h>
 
-#include "advice_private.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad_codec.h"
+#include "layer_bench.h"
 
 enum { REPEATS = 3, PIECES_MAX = 4, ALIGN = 256 };
 
@@ -58,8 +58,7 @@ static enum aq_status places_open(const struct aq_plan_coding *coding, struct pl
     AQ_TRY(aq_device_alloc(coding->device, AQ_MEMORY_PINNED, places->told_bytes, &memory));
     places->results = memory;
     places->corrupt = (uint32_t *)(void *)(places->results + coding->B);
-    AQ_TRY(aq_alloc(coding->B * sizeof *places->samples, &memory));
-    places->samples = memory;
+    AQ_TRY(AQ_NEW(coding->B, &places->samples));
     return AQ_OK;
 }
 
@@ -93,11 +92,6 @@ static enum aq_status copy(const struct aq_plan_coding *coding, const struct pla
                               coding->stream));
     return messages && rest > 0 ? aq_device_copy(coding->device, to + split, from + split, rest, coding->stream)
                                 : AQ_OK;
-}
-
-static double seconds_since(uint64_t begin)
-{
-    return (double)(aq_clock_ns() - begin) * 1e-9;
 }
 
 static void keep_least(double seconds, bool first, double *best)
@@ -155,11 +149,11 @@ enum aq_status aq_plan_time_coding(struct aq_plan_coding *coding)
         visit(coding, &places, repeat ? coding->after : coding->before, repeat > 0, &key);
         uint64_t start = aq_clock_ns();
         AQ_TRY_GOTO(encode(coding, &places, repeat > 0), out);
-        keep_least(seconds_since(start), repeat <= 1, &coding->encode_s);
+        keep_least(aq_plan_bench_since(start), repeat <= 1, &coding->encode_s);
         if (repeat == 1) AQ_TRY_GOTO(keep_bodies(coding, &places), out);
         start = aq_clock_ns();
         AQ_TRY_GOTO(decode(coding, &places, hat), out);
-        keep_least(seconds_since(start), repeat <= 1, &coding->decode_s);
+        keep_least(aq_plan_bench_since(start), repeat <= 1, &coding->decode_s);
     }
 out:
     if (status != AQ_OK) aq_free(coding->bodies);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "advice_private.h"
+#include "plan_epsilon.h"
 #include "table.h"
 
 enum { GRID_COLUMNS = 108, GRID_HEAD = 18, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
@@ -156,6 +157,19 @@ static void print_sums(const struct aq_plan *plan, struct aq_text *text)
         aq_text_add(text, "the round's end (checkpoint.every)\n");
 }
 
+/* Turns at once, each with a middle stage of its own. */
+static void print_turns(const struct aq_plan *plan, struct aq_text *text)
+{
+    const struct aq_job *job = plan->job;
+    char each[AQ_TEXT_NUMBER];
+    if (job->split.clients == 0 || plan->stage_count < 2) return;
+    const uint32_t turns = aq_job_turns(job);
+    aq_text_add(text, "turns at once: %u (%s), %s stage 1 on device %s of the split-server, %s%s\n", turns,
+                aq_job_global(job) ? "split.mode: global" : "split.parallel", turns > 1 ? "each with a" : "with",
+                job->pipeline.stages[1].device, aq_text_size(plan->stages[1].memory_bytes, each),
+                turns > 1 ? " each" : "");
+}
+
 static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->stage_count == 1) return;
@@ -192,6 +206,8 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                 aq_text_add(text, "; messages of %u micro-batches read ahead (cache.window)", plan->ahead);
             aq_text_add(text, "\n");
         }
+        if (aq_job_relayed(plan->job, e, e + 1))
+            aq_text_add(text, "       both stages dial: they meet at the relay %s\n", plan->job->link.relay);
         if (!same || aq_plan_edge_transport(plan, e) != aq_plan_edge_transport(plan, e - 1))
             aq_text_add(text, "       %s\n", edge_transport_text(aq_plan_edge_transport(plan, e)));
     }
@@ -209,11 +225,44 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                         e,
                         (unsigned long long)aq_wire_bytes(plan->edges[e].shape.summed * sizeof(float),
                                                           aq_plan_edge_loopback(plan->job, e)));
+    print_turns(plan, text);
     if (aq_job_global(plan->job)) print_sums(plan, text);
     if (plan->job->warmup_epochs)
         aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
                     plan->job->warmup_epochs, (unsigned long long)plan->edges[0].step_backward_first);
     aq_text_add(text, "\n");
+}
+
+/* What split.privacy comes to for one sample of a client, and what it does not cover. */
+static void print_epsilon(const struct aq_plan *plan, struct aq_text *text)
+{
+    const struct aq_job_split *split = &plan->job->split;
+    struct aq_plan_epsilon_job job;
+    if (!(split->privacy.clip > 0) && !(split->privacy.gradient_clip > 0)) return;
+    if (!aq_plan_epsilon_counts(plan)) {
+        aq_text_add(text, "epsilon: none, because not all that leaves a client at its cuts has noise (%s)\n\n",
+                    split->privacy.noise > 0 ? "split.privacy.gradient_noise" : "split.privacy.noise");
+        return;
+    }
+    aq_plan_epsilon_job(plan, &job);
+    aq_text_add(text,
+                "epsilon of a client that takes part in all %u rounds, delta %g: %.4g of a training sample (%llu "
+                "visits",
+                split->rounds, (double)split->privacy.delta, job.training, (unsigned long long)job.visits);
+    const bool shared = aq_plan_epsilon_shared(plan) > 0 && job.passes > 0;
+    if (shared)
+        aq_text_add(text, ", and %llu passes: data.heldout is of the same file", (unsigned long long)job.passes);
+    aq_text_add(text, ")");
+    if (job.passes > 0 && !shared)
+        aq_text_add(text, ", %.4g of a held-out one (%llu passes)", job.heldout, (unsigned long long)job.passes);
+    aq_text_add(text, "\n");
+    if (job.stops > 0)
+        aq_text_add(text, "       round %u would pass split.privacy.epsilon_max: %g: a client stops after round %u\n",
+                    job.stops, (double)split->privacy.epsilon_max, job.stops - 1);
+    aq_text_add(text, "       not in it: %s%slosses, norms and counts%s (docs/PRIVACY.md)\n\n",
+                job.ends_leave ? "weights or statistics of the client's stages, which leave it without noise; " : "",
+                split->labels == AQ_SPLIT_LABELS_SERVER ? "labels, " : "",
+                job.ends_leave ? "" : ". No weights of the client's stages change");
 }
 
 static const char *reduce_transport_text(enum aq_transport_kind transport)
@@ -235,11 +284,13 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
         round += aq_plan_reduce_bytes(plan, s);
         each += aq_plan_coded_bytes(plan, s, &fp32);
     }
-    aq_text_add(text,
-                "reduce.every %u: a round is %u steps, then an outer step of rate %g, momentum %g: a replica sends %s "
-                "per step",
-                config->outer_every, config->outer_every, (double)config->outer_lr, (double)config->outer_momentum,
-                aq_text_size(round / config->outer_every, a));
+    aq_text_add(
+        text,
+        "reduce.every %u: a round is %u steps%s, then an outer step of rate %g, momentum %g: a replica sends %s "
+        "per step",
+        config->outer_every, config->outer_every,
+        plan->job->reduce.steps == AQ_STEPS_SPEED ? " of the fastest replica" : "", (double)config->outer_lr,
+        (double)config->outer_momentum, aq_text_size(round / config->outer_every, a));
     aq_text_add(text, ", %.0f times less than fp32 gradients in every step (%s)\n",
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
 }
@@ -250,7 +301,7 @@ static void print_warmup(const struct aq_plan *plan, struct aq_text *text)
     const uint64_t warm = aq_plan_warmup_steps(plan);
     char a[AQ_TEXT_NUMBER];
     if (warm == 0) return;
-    if (plan->stages[0].traffic.warmup_falls) {
+    if (plan->stages[0].traffic.falling > 0) {
         aq_text_add(text, "density: what is sent falls over the first %llu of %llu steps: %s per step in the mean\n",
                     (unsigned long long)warm, (unsigned long long)plan->steps,
                     aq_text_size(aq_plan_warmup_most(plan), a));
@@ -504,6 +555,7 @@ static enum aq_status print_all(const struct aq_plan *plan, const struct aq_plan
     print_stages(plan, columns, text);
     print_memory(plan, columns, text);
     print_edges(plan, text);
+    print_epsilon(plan, text);
     AQ_TRY(aq_plan_tied_print(plan, text));
     print_groups(plan, costs, text);
     AQ_TRY(print_grid(plan, columns, text));

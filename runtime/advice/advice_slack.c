@@ -178,11 +178,10 @@ static enum aq_status raise_all(struct other *other, const struct aq_plan_costs 
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out)
 {
     struct aq_plan_prediction prediction;
-    void *memory;
     enum aq_status status = AQ_OK;
     AQ_TRY(aq_plan_predict(plan, costs, &prediction));
-    AQ_TRY(aq_alloc(sizeof(struct other), &memory));
-    struct other *other = memory;
+    struct other *other;
+    AQ_TRY(AQ_NEW(1, &other));
     other_init(plan, other);
     *out = (struct aq_plan_slack){.before_s = prediction.step_s, .step_s = prediction.step_s};
     AQ_TRY_GOTO(raise_all(other, costs, out), out);
@@ -202,10 +201,9 @@ enum aq_status aq_plan_levels(const struct aq_plan *plan, const struct aq_plan_c
 {
     struct aq_plan_prediction prediction;
     struct aq_plan_slack slack;
-    void *memory;
     AQ_TRY(aq_plan_predict(plan, costs, &prediction));
-    AQ_TRY(aq_alloc(sizeof(struct other), &memory));
-    struct other *other = memory;
+    struct other *other;
+    AQ_TRY(AQ_NEW(1, &other));
     other_init(plan, other);
     other->level_lists = plan->job->edges;
     other->until_ns = aq_clock_after(AQ_PLAN_LEVELS_NS);

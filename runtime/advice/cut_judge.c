@@ -30,9 +30,7 @@ struct aq_cut_judge {
 
 enum aq_status aq_cut_judge_open(const struct aq_plan *plan, struct aq_cut_judge **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_cut_judge), &memory));
-    *out = memory;
+    AQ_TRY(AQ_NEW(1, out));
     **out = (struct aq_cut_judge){.plan = plan, .stages = plan->stage_count, .ranks = plan->ranks};
     return AQ_OK;
 }

@@ -46,8 +46,9 @@ static enum aq_status values_open(const struct aq_plan_bench *bench, uint64_t by
 static enum aq_status batch_open(struct aq_plan_bench *bench, const struct aq_stage_config *stage)
 {
     struct aq_batch *batch = &bench->batch;
+    const struct aq_job_data *data = &bench->plan->job->data;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(bench->plan->job->data.kind, stage->T, fields);
+    const uint32_t count = aq_dataset_fields(data->kind, stage->T, &data->image, fields);
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, bench->rank, 1);
     *batch = (struct aq_batch){.samples = stage->B, .sample_ids = bench->ids};
     for (uint32_t f = 0; f < count; f++) {

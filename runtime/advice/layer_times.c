@@ -58,12 +58,11 @@ static void read_file(struct aq_layer_times *times)
 
 enum aq_status aq_layer_times_open(struct aq_layer_times **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_layer_times), &memory));
-    struct aq_layer_times *times = memory;
+    struct aq_layer_times *times;
+    AQ_TRY(AQ_NEW(1, &times));
     times->of = json_object();
     if (!times->of) {
-        aq_free(memory);
+        aq_free(times);
         return aq_fail(AQ_NOMEM, "plan", "no memory for measured layers");
     }
     path_fill(times);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "stages/publish.h"
 #include "stages/weights.h"
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, METADATA_MAX = 2 * 13 + 1 };
@@ -85,9 +84,31 @@ static enum aq_status previous_add(const struct aq_checkpoint *c, const float *v
     return AQ_OK;
 }
 
+/* An array of the optimizer's state, of the rank that the file is of. */
+static enum aq_status state_view(const struct aq_checkpoint *c, uint32_t index,
+                                 const struct aq_optimizer_state_info *state, struct table *table, const float **values)
+{
+    const bool error = state->belongs == AQ_STATE_WORKER_ERROR || state->belongs == AQ_STATE_SERVER_ERROR;
+    if (!c->stands_in || !error)
+        return host_view(c->device, aq_optimizer_state(c->optimizer, index), state->count, values,
+                         &table->copies[index]);
+    AQ_TRY(aq_map_untouched(table->copy_bytes[index], &table->copies[index]));
+    *values = table->copies[index];
+    return AQ_OK;
+}
+
+static void state_info(const struct aq_checkpoint *c, uint32_t index, struct aq_optimizer_state_info *out)
+{
+    uint64_t first;
+    aq_optimizer_state_info(c->optimizer, index, out);
+    if (c->stands_in && out->belongs == AQ_STATE_SERVER_ERROR)
+        aq_grad_chunk(out->of, c->run.replicas, c->rank / c->run.stages, &first, &out->count);
+}
+
 /* Every tensor of the file, with its values: those of the snapshot, or (NULL) the stage's own. */
 static enum aq_status table_open(const struct aq_checkpoint *c, const float *snapshot, struct table *table)
 {
+    AQ_ASSERT(!snapshot || !c->stands_in);
     *table = (struct table){.count = aq_stage_saved_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
     AQ_ASSERT(table->states < STATES_MAX);
@@ -112,13 +133,13 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     uint32_t written = 0;
     for (uint32_t i = 0; i < table->states; i++) {
         struct aq_optimizer_state_info state;
-        aq_optimizer_state_info(c->optimizer, i, &state);
+        state_info(c, i, &state);
         if (state.count == 0) continue; /* a rank may own nothing of a short buffer */
         table->copy_bytes[i] = state.count * sizeof(float);
         if (snapshot)
             values = snapshot + at;
         else
-            AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), state.count, &values, &table->copies[i]));
+            AQ_TRY(state_view(c, i, &state, table, &values));
         at += state.count;
         snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", state.name);
         table->tensors[table->count + written++] = (struct aq_weights_tensor){
@@ -210,9 +231,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
 enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *c, uint64_t step, const float *snapshot,
                                        struct aq_checkpoint_file **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_checkpoint_file), &memory));
-    struct aq_checkpoint_file *file = memory;
+    struct aq_checkpoint_file *file;
+    AQ_TRY(AQ_NEW(1, &file));
     file->checkpoint = *c;
     file->step = step;
     const enum aq_status status = table_open(c, snapshot, &file->table);
@@ -520,7 +540,7 @@ static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct 
     if (aq_weights_find(weights, name, &index) != AQ_OK) name = info->begins_as;
     if (aq_weights_find_shared(weights, aq_stage_model(c->stage), name, &index) != AQ_OK)
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
-    AQ_TRY(aq_weights_read(weights, index, info->transposed, staging, info->count));
+    AQ_TRY(aq_weights_read_as(weights, index, info, staging));
     AQ_TRY(check_finite(path, name, staging, info->count));
     return aq_stage_put(c->stage, info, 0, info->count, staging);
 }
@@ -547,12 +567,12 @@ static bool stage_wants(void *context, const char *name)
 }
 
 /* No file of the model has adapters or residuals, and one for another task has not what is this task's own. */
-static bool begins_untrained(const struct aq_weights *weights, const char *path, const struct aq_tensor_info *info)
+static bool begins_untrained(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
+                             const struct aq_tensor_info *info)
 {
-    uint32_t index;
     if (info->adapter || strncmp(info->name, "optimizer.", strlen("optimizer.")) == 0) return true;
-    if (!info->fresh || aq_weights_find(weights, info->name, &index) == AQ_OK) return false;
-    aq_log("checkpoint", AQ_LOG_WARNING, "%s: has no %s: it is new, and starts from train.seed", path, info->name);
+    if (!aq_weights_starts_new(weights, aq_stage_model(c->stage), info)) return false;
+    aq_log("checkpoint", AQ_LOG_WARNING, "%s: %s is new, and starts from train.seed", path, info->name);
     return true;
 }
 
@@ -573,7 +593,7 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
     for (uint32_t i = 0; i < all; i++) {
         struct aq_tensor_info info;
         stage_tensor(c->stage, i, &info);
-        if (begins_untrained(weights, path, &info))
+        if (begins_untrained(c, weights, path, &info))
             AQ_TRY_GOTO(aq_stage_init_tensor(c->stage, &info, seed), out);
         else
             AQ_TRY_GOTO(tensor_import(c, weights, path, &info, staging), out);

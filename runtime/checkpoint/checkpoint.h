@@ -66,6 +66,7 @@ struct aq_checkpoint {
     int64_t *updates_ahead;
     bool own_statistics; /* adopt leaves the stage's buffers as they are (split.statistics: local) */
     float pending;       /* aq_optimizer_config_pending: what residuals move the weights by   */
+    bool stands_in;      /* writes the file of a rank that is lost: the errors of its codec are zero */
 };
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */

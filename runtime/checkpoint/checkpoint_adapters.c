@@ -58,11 +58,9 @@ static struct pair *pair_find(const struct aq_adapters *adapters, const char *of
 static enum aq_status lengths_read(struct pair *pair, const struct aq_weights *file, uint32_t index,
                                    const struct aq_weights_info *info)
 {
-    void *memory;
     if (pair->m || info->dimensions != 1 || info->count == 0)
         return aq_fail(AQ_CORRUPT, "checkpoint", "%s are not lengths of an adapter", info->name);
-    AQ_TRY(aq_alloc(2 * info->count * sizeof(float), &memory));
-    pair->m = memory;
+    AQ_TRY(AQ_NEW(2 * info->count, &pair->m));
     pair->factors = pair->m + info->count;
     pair->lengths = info->count;
     return aq_weights_read(file, index, false, pair->m, info->count);
@@ -72,7 +70,6 @@ static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_we
                                 const struct aq_weights_info *info, char which, const char *of)
 {
     struct pair *pair = pair_find(adapters, of);
-    void *memory;
     if (!pair) {
         pair = &adapters->pairs[adapters->count++];
         snprintf(pair->of, sizeof pair->of, "%s", of);
@@ -84,8 +81,7 @@ static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_we
     aq_lora_of(&adapters->lora, adapters->model, of, &its);
     if (*to || info->dimensions != 2 || info->shape[low] != its.rank)
         return aq_fail(AQ_CORRUPT, "checkpoint", "%s is not a matrix of an adapter of rank %u", info->name, its.rank);
-    AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
-    *to = memory;
+    AQ_TRY(AQ_NEW(info->count, to));
     *(which == 'A' ? &pair->plus.in : &pair->plus.out) = info->shape[1 - low];
     return aq_weights_read(file, index, false, *to, info->count);
 }
@@ -117,7 +113,7 @@ static enum aq_status orient(struct aq_adapters *adapters)
     bool *transposed = flags_memory, *out_in = transposed + all + 1;
     for (uint32_t i = 0; i < all; i++)
         names[i] = i < adapters->count ? adapters->pairs[i].of : adapters->beside[i - adapters->count].info.name;
-    AQ_TRY_GOTO(aq_publish_transposed(adapters->model, names, all, transposed), out);
+    AQ_TRY_GOTO(aq_publish_transposed(adapters->model, names, all, transposed, NULL), out);
     AQ_TRY_GOTO(aq_publish_out_in(adapters->model, names, adapters->count, out_in), out);
     for (uint32_t i = 0; i < all; i++) {
         if (i >= adapters->count) {
@@ -178,19 +174,16 @@ static void find_tied(struct aq_adapters *adapters)
 enum aq_status aq_adapters_open(struct aq_weights *const *files, uint32_t stages, const struct aq_model_config *model,
                                 const struct aq_lora_config *lora, struct aq_adapters **out)
 {
-    void *memory;
     uint32_t all = 1;
     for (uint32_t s = 0; s < stages; s++)
         all += aq_weights_count(files[s]);
-    AQ_TRY(aq_alloc(sizeof(struct aq_adapters), &memory));
-    struct aq_adapters *adapters = memory;
+    struct aq_adapters *adapters;
+    AQ_TRY(AQ_NEW(1, &adapters));
     adapters->model = model;
     adapters->lora = *lora;
     enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc(all * sizeof *adapters->pairs, &memory), out);
-    adapters->pairs = memory;
-    AQ_TRY_GOTO(aq_alloc(all * sizeof *adapters->beside, &memory), out);
-    adapters->beside = memory;
+    AQ_TRY_GOTO(AQ_NEW(all, &adapters->pairs), out);
+    AQ_TRY_GOTO(AQ_NEW(all, &adapters->beside), out);
     for (uint32_t s = 0; s < stages; s++)
         AQ_TRY_GOTO(file_read(adapters, files[s]), out);
     AQ_TRY_GOTO(pairs_check(adapters), out);

@@ -26,10 +26,9 @@ static enum aq_status values_read(const struct reader *reader, uint32_t index, b
                                   struct aq_weights_info *info)
 {
     const struct aq_weights *weights = aq_adapter_folder_weights(reader->folder);
-    void *memory;
     aq_weights_info(weights, index, info);
-    AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
-    float *values = memory;
+    float *values;
+    AQ_TRY(AQ_NEW(info->count, &values));
     enum aq_status status = aq_weights_read(weights, index, transposed, values, info->count);
     for (uint64_t i = 0; status == AQ_OK && i < info->count; i++)
         if (!isfinite(values[i]))
@@ -85,9 +84,8 @@ static void add_product(const struct aq_lora_config *lora, const float *a, const
 /* Rows of w, the weights of one output each, are given the lengths m. */
 static enum aq_status give_lengths(const float *m, uint64_t in, uint64_t out, bool out_in, float *w)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(out * sizeof(double), &memory));
-    double *squares = memory;
+    double *squares;
+    AQ_TRY(AQ_NEW(out, &squares));
     memset(squares, 0, out * sizeof *squares);
     aq_lora_squares(w, 0, in * out, in, out, out_in, squares);
     for (uint64_t o = 0; o < out; o++) {
@@ -95,7 +93,7 @@ static enum aq_status give_lengths(const float *m, uint64_t in, uint64_t out, bo
         for (uint64_t i = 0; i < in; i++)
             w[out_in ? o * in + i : i * out + o] *= factor;
     }
-    aq_free(memory);
+    aq_free(squares);
     return AQ_OK;
 }
 

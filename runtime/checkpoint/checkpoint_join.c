@@ -26,6 +26,7 @@ struct join {
     const char **own;                  /* their names in the stages         */
     char (*names)[AQ_TENSOR_NAME_MAX]; /* as published                      */
     bool *transposed;
+    uint32_t *kernels;
     uint32_t count;
     struct aq_weights *wrapper;    /* of a model of texts and images: what it began as; else NULL */
     uint64_t total, done;          /* bytes      */
@@ -153,7 +154,6 @@ static enum aq_status join_wrapped(struct join *join, uint32_t room)
 static enum aq_status join_open(struct join *join)
 {
     const struct aq_join *asked = join->asked;
-    void *memory;
     if (asked->wrapper) AQ_TRY(aq_weights_open(asked->wrapper, &join->wrapper));
     for (uint32_t s = 0; s < asked->stages; s++) {
         AQ_TRY(aq_checkpoint_open(asked->checkpoint, asked->step, s, &join->files[s]));
@@ -161,21 +161,19 @@ static enum aq_status join_open(struct join *join)
         AQ_TRY(aq_checkpoint_frozen_open(asked->checkpoint, s, &join->frozen[s]));
     }
     join_files(join);
-    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->names, &memory));
-    join->names = memory;
-    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->own, &memory));
-    join->own = memory;
-    AQ_TRY(aq_alloc(join->count + 1, &memory));
-    join->transposed = memory;
+    AQ_TRY(AQ_NEW(join->count + 1, &join->names));
+    AQ_TRY(AQ_NEW(join->count + 1, &join->own));
+    AQ_TRY(AQ_NEW(join->count + 1, &join->transposed));
+    AQ_TRY(AQ_NEW(join->count + 1, &join->kernels));
     const uint32_t room = join->count + 1 + (join->wrapper ? aq_weights_count(join->wrapper) : 0);
-    AQ_TRY(aq_alloc(room * sizeof *join->tensors, &memory));
-    join->tensors = memory;
+    AQ_TRY(AQ_NEW(room, &join->tensors));
     join_files(join);
-    AQ_TRY(aq_publish_transposed(asked->model, join->own, join->count, join->transposed));
+    AQ_TRY(aq_publish_transposed(asked->model, join->own, join->count, join->transposed, join->kernels));
     if (asked->lora->rank)
         AQ_TRY(aq_adapters_open(join->files, asked->stages, asked->model, asked->lora, &join->adapters));
     for (uint32_t i = 0; i < join->count; i++) {
         join->tensors[i].transposed = join->transposed[i];
+        join->tensors[i].kernel = join->kernels[i];
         join->tensors[i].plus = aq_adapters_of(join->adapters, join->own[i]);
     }
     return join_wrapped(join, room);
@@ -287,5 +285,6 @@ enum aq_status aq_checkpoint_join(const struct aq_join *asked)
     aq_free(join.names);
     aq_free(join.own);
     aq_free(join.transposed);
+    aq_free(join.kernels);
     return status;
 }

@@ -80,9 +80,8 @@ static void run(void *context)
 enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot,
                                          struct aq_eventcount *eventcount, struct aq_checkpoint_writer **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_checkpoint_writer), &memory));
-    struct aq_checkpoint_writer *writer = memory;
+    struct aq_checkpoint_writer *writer;
+    AQ_TRY(AQ_NEW(1, &writer));
     writer->checkpoint = *checkpoint;
     writer->caller = eventcount;
     enum aq_status status;

@@ -380,9 +380,8 @@ static uint32_t piece_size(const struct aq_mirror_shape *shape, uint32_t side)
 
 enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_mirror), &memory));
-    struct aq_mirror *mirror = memory;
+    struct aq_mirror *mirror;
+    AQ_TRY(AQ_NEW(1, &mirror));
     struct aq_edge *const edges[] = {config->in, config->out};
     enum aq_status status;
     mirror->config = *config;

@@ -6,7 +6,6 @@
  * takes only if the hash is the one that the launcher has kept. A copy that is not sealed is taken all the same: a key
  * may have come later than the copy, and it is the hash that proves the file.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -253,9 +252,8 @@ enum aq_status mirror_job(struct lane *lane, struct job *job)
 
 enum aq_status mirror_own_open(const struct aq_mirror_config *config, uint8_t *memory, struct mirror_own **out)
 {
-    void *room;
-    AQ_TRY(aq_alloc(sizeof(struct mirror_own), &room));
-    struct mirror_own *own = room;
+    struct mirror_own *own;
+    AQ_TRY(AQ_NEW(1, &own));
     own->about = (struct aq_seal_about){.resume_hash = config->shape.resume_hash, .rank = config->shape.rank};
     own->want = config->hash;
     own->box = memory;

@@ -287,14 +287,9 @@ static const struct aq_option options[] = {
     AQ_ROW_VERB("wipe", "PATH...", "remove the cache's files",
                 "Removes the cache's files (unlinked, not overwritten). A run that continues fetches its messages from "
                 "the neighbour: more bytes, the same numbers."),
-    {.name = "mark",
-     .kind = AQ_OPTION_U64,
-     .offset = offsetof(struct asked, mark),
-     .value = "N",
-     .min = 1,
-     .max = 1e18,
-     .of = "stat verify",
-     .help = "the cache as it was at this mark (one of the two); default: the newest"},
+    AQ_ROW_MORE(U64, struct asked, mark, "mark", "N",
+                "the cache as it was at this mark (one of the two); default: the newest", .min = 1, .max = 1e18,
+                .of = "stat verify"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object per cache, one per line; errors, too"),
     {0}};
 

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "commands.h"
-#include "json_text.h"
 #include "options.h"
 #include "out.h"
 #include "plot.h"
@@ -39,12 +38,8 @@ static const char *read_y(const char *value, void *to)
 }
 
 static const struct aq_option options[] = {
-    {.name = "output",
-     .letter = 'o',
-     .kind = AQ_OPTION_TEXT,
-     .offset = offsetof(struct asked, output),
-     .value = "FILE",
-     .help = "the picture (SVG); without it, it goes to standard output"},
+    AQ_ROW_MORE(TEXT, struct asked, output, "output", "FILE",
+                "the picture (SVG); without it, it goes to standard output", .letter = 'o'),
     AQ_ROW_READ(read_x, struct asked, x, "x", "step|time|bytes",
                 "the horizontal axis: steps, seconds of training, or bytes that all links carried (time)"),
     AQ_ROW_READ(read_y, struct asked, y, "y", "loss|c_q|speed",
@@ -99,10 +94,8 @@ static enum aq_status draw(const struct asked *asked, const struct aq_arguments 
     const struct aq_plot plot = {
         .x = asked->x, .y = asked->y, .title = asked->title, .smooth = asked->smooth, .width = WIDTH, .height = HEIGHT};
     for (uint32_t r = 0; r < folders->count; r++) {
-        void *memory;
         *file = folders->of[r];
-        AQ_TRY(aq_alloc(sizeof(struct aq_curve), &memory));
-        runs[r] = memory;
+        AQ_TRY(AQ_NEW(1, &runs[r]));
         AQ_TRY(aq_curve_read(folders->of[r], asked->x == AQ_CURVE_BYTES, runs[r]));
     }
     *file = asked->output;

@@ -7,10 +7,33 @@
 #include "options.h"
 #include "out.h"
 #include "report.h"
+#include "split_folder.h"
 
 static int print_curve(const char *folder)
 {
+    const enum aq_split_role role = aq_split_folder_role(folder);
+    if (role != AQ_SPLIT_NO_FOLDER)
+        return aq_options_wrong("aqpipe report", "%s is a split job's: %s", folder,
+                                role == AQ_SPLIT_OF_SERVER ? "name the run of one client in it, clients/NAME"
+                                                           : "its curve is at the server, in clients/NAME");
     return aq_exit_of(aq_report_tsv(folder, stdout));
+}
+
+/* Split jobs have tables of their own; the other runs are joined in one. */
+static void add_tables(const json_t *runs, struct aq_text *text)
+{
+    const unsigned columns = aq_text_columns(STDOUT_FILENO);
+    json_t *plain = json_array(), *run;
+    size_t i;
+    json_array_foreach(runs, i, run)
+    {
+        if (!json_object_get(run, "role"))
+            json_array_append(plain, run);
+        else
+            aq_split_folder_text(run, columns, text);
+    }
+    if (json_array_size(plain) > 0) aq_report_table(plain, columns, text);
+    json_decref(plain);
 }
 
 static int show(json_t *runs, const char *output, bool json, bool table)
@@ -22,7 +45,7 @@ static int show(json_t *runs, const char *output, bool json, bool table)
         json_decref(report);
     } else if (table) {
         struct aq_text text = {0};
-        aq_report_table(runs, aq_text_columns(STDOUT_FILENO), &text);
+        add_tables(runs, &text);
         aq_out_text(aq_text_of(&text));
         aq_text_deinit(&text);
     }
@@ -36,12 +59,7 @@ struct asked {
 };
 
 static const struct aq_option options[] = {
-    {.name = "output",
-     .letter = 'o',
-     .kind = AQ_OPTION_TEXT,
-     .offset = offsetof(struct asked, output),
-     .value = "FILE",
-     .help = "write {\"runs\": [...]} to FILE"},
+    AQ_ROW_MORE(TEXT, struct asked, output, "output", "FILE", "write {\"runs\": [...]} to FILE", .letter = 'o'),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "print the object instead of the table; errors, too"),
     AQ_ROW(FLAG, struct asked, no_table, "no-table", NULL, "print nothing"),
     AQ_ROW(FLAG, struct asked, table, "table", NULL, NULL), /* as it is */
@@ -53,7 +71,8 @@ static const struct aq_option options[] = {
 static const struct aq_command_line line = {
     "aqpipe report", "RUN...\n--tsv RUN",
     "Computes the figures of run folders from their metrics.jsonl, also of runs that are still running: a list for one "
-    "run, a table for several. Bytes sent are those of bodies as the links carried them; 'packed to' is what packing "
+    "run, a table for several. Of a split-server's folder: rounds, and bytes, loss and epsilon by client; of a "
+    "split-client's: its own. Bytes sent are those of bodies as the links carried them; 'packed to' is what packing "
     "(link.entropy) left of them.",
     options, NULL};
 
@@ -70,7 +89,8 @@ int aq_command_report(int argc, char **argv)
     code = AQ_EXIT_DONE;
     for (uint32_t i = 0; i < rest.count && code == AQ_EXIT_DONE; i++) {
         json_t *run;
-        code = aq_exit_of(aq_report_run(rest.of[i], &run));
+        const bool split = aq_split_folder_role(rest.of[i]) != AQ_SPLIT_NO_FOLDER;
+        code = aq_exit_of(split ? aq_split_folder_report(rest.of[i], &run) : aq_report_run(rest.of[i], &run));
         if (code == AQ_EXIT_DONE) json_array_append_new(runs, run);
     }
     if (code == AQ_EXIT_DONE) code = show(runs, asked.output, asked.json, !asked.no_table);

@@ -15,7 +15,7 @@ enum { PATIENCE_S = 600 };
 
 struct asked {
     struct aq_arguments sets;
-    const char *port_file, *id, *data, *heldout, *run;
+    const char *port_file, *id, *data, *heldout, *run, *samples;
     char run_set[AQ_RUN_SET_BYTES]; /* output.path=DIR, of --run */
     double patience_s;
     struct aq_progress progress;
@@ -24,6 +24,11 @@ struct asked {
 static const char statuses[] =
     "Exit status: 0 all rounds are over; 1 failed, or no turn of any client was trained; 2 usage or manifest; 3 "
     "stopped by the user: the same command continues.";
+
+static const char client_statuses[] =
+    "Exit status: 0 all rounds are over; 1 failed, or no turn of any client was trained; 2 usage or manifest, or a "
+    "damaged ledger of visits; 3 stopped by the user: the same command continues; 4 stopped before a turn that would "
+    "pass split.privacy.epsilon_max.";
 
 #define COMMON_OPTIONS                                                                                                 \
     AQ_ROW(TEXT, struct asked, run, "run", "DIR", "the run folder (output.path)"),                                     \
@@ -42,6 +47,8 @@ static const struct aq_option client_options[] = {
     AQ_ROW(TEXT, struct asked, id, "id", "NAME", "its name, as in its certificate site-NAME.pem (aqpipe keys enroll)"),
     AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
                  "how long to dial a server that is away, as in 10min, 2h (600)"),
+    AQ_ROW(TEXT, struct asked, samples, "samples", "FILE",
+           "write the samples there as the job reads them, for tools/split-audit, and end"),
     COMMON_OPTIONS,
     {0}};
 
@@ -58,7 +65,7 @@ static const struct aq_command_line client_line = {
     "Split learning: trains the first and the last stage on this client's data, in its turns; the middle is the "
     "server's, which is dialled at split.server. JOB.yaml is the server's; output.path and security.keys may be this "
     "client's own.",
-    client_options, statuses};
+    client_options, client_statuses};
 
 /* The error was printed where it was found. */
 static int exit_code(enum aq_status status, enum aq_split_end end)
@@ -80,6 +87,7 @@ static int read_line(const struct aq_command_line *line, int argc, char **argv, 
         asked->sets.of[asked->sets.count++] = asked->run_set;
     }
     aq_progress_begin(&asked->progress);
+    if (asked->samples) return AQ_OPTIONS_READ; /* Ctrl-C ends it */
     return aq_launch_signals(signals) == AQ_OK ? AQ_OPTIONS_READ : AQ_EXIT_FAILED;
 }
 
@@ -127,7 +135,8 @@ int aq_command_split_client(int argc, char **argv)
                                                   .patience_ns = (uint64_t)(asked.patience_s * 1e9),
                                                   .signals = signals,
                                                   .progress = &asked.progress};
-    const enum aq_status status = aq_split_follow(&config, &end);
-    close(signals);
-    return exit_code(status, end);
+    const enum aq_status status =
+        asked.samples ? aq_split_samples(&config, asked.samples) : aq_split_follow(&config, &end);
+    if (signals != -1) close(signals);
+    return asked.samples && status == AQ_OK ? AQ_EXIT_DONE : exit_code(status, end);
 }

@@ -1,5 +1,5 @@
 /*
- * command_status.c -- status, top, stop and logs: of a run folder on this machine, or of a daemon anywhere.
+ * command_status.c -- status, top and stop: of a run folder on this machine, or of a daemon anywhere.
  *
  * Nothing here disturbs a run: the folder is only read, and a stop is the same signal that Ctrl-C is.
  */
@@ -14,6 +14,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "command_asked.h"
 #include "commands.h"
 #include "control_socket.h"
 #include "heldout.h"
@@ -26,75 +27,45 @@
 #include "run_folder.h"
 #include "run_lines.h"
 #include "runtime_text.h"
+#include "split_folder.h"
 #include "table.h"
 
-enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20, FOLLOW_MS = 250 };
+enum { DAEMON_S = 15, STOP_S = 600 };
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 
-struct asked {
-    const char *daemon, *token_file, *keys; /* daemon NULL: a run folder */
-    const char *folder;
-    uint32_t rank;
-    bool has_rank, json, once, follow;
-    uint32_t lines; /* of each log; 0: its last bytes */
-    double seconds;
-};
+static const struct aq_option options[] = {AQ_ASKED_OPTIONS, {0}};
 
-#define OPTIONS_OF_ALL                                                                                                 \
-    AQ_ROW(TEXT, struct asked, daemon, "daemon", "HOST:PORT", "ask the aqpiped there"),                                \
-        AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE", "the secret shared with it (AQPIPE_TOKEN_FILE)"), \
-        AQ_ROW(TEXT, struct asked, keys, "keys", "DIR",                                                                \
-               "authority.pem and launcher.pem of aqpipe keys init (AQPIPE_KEYS)"),                                    \
-        AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON; errors, too")
-
-static const struct aq_option options[] = {OPTIONS_OF_ALL, {0}};
-
-static const struct aq_option top_options[] = {OPTIONS_OF_ALL,
-                                               AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
-                                               AQ_ROW_RANGE(TIME, struct asked, seconds, "seconds", "TIME", 0.1, 3600,
-                                                            "time between two looks, as in 500ms, 5s (1)"),
+static const struct aq_option top_options[] = {AQ_ASKED_OPTIONS,
+                                               AQ_ROW(FLAG, struct aq_asked, once, "once", NULL, "show once"),
+                                               AQ_ROW_RANGE(TIME, struct aq_asked, seconds, "seconds", "TIME", 0.1,
+                                                            3600, "time between two looks, as in 500ms, 5s (1)"),
                                                {0}};
 
-static const struct aq_option logs_options[] = {OPTIONS_OF_ALL,
-                                                {.name = "follow",
-                                                 .letter = 'f',
-                                                 .kind = AQ_OPTION_FLAG,
-                                                 .offset = offsetof(struct asked, follow),
-                                                 .help = "print what is added until the run ends"},
-                                                {.name = "lines",
-                                                 .letter = 'n',
-                                                 .kind = AQ_OPTION_U32,
-                                                 .offset = offsetof(struct asked, lines),
-                                                 .value = "N",
-                                                 .min = 1,
-                                                 .max = 1e6,
-                                                 .help = "the last N lines of each stage; default: its last 16 KiB"},
-                                                {0}};
-
-static const char of_run[] = "RUN\n--daemon HOST:PORT", of_stage[] = "RUN [STAGE]\n--daemon HOST:PORT STAGE";
+static const char of_run[] = "RUN\n--daemon HOST:PORT";
 
 static const struct aq_command_line
-    status_line = {"aqpipe status", of_run, "Shows what a run, or a daemon, is doing.", options, NULL},
+    status_line = {"aqpipe status", of_run,
+                   "Shows what a run, a daemon, a split-server or a split-client is doing. Of a split job: the round, "
+                   "and who waits "
+                   "for whom.",
+                   options, NULL},
     top_line = {"aqpipe top", of_run,
                 "Shows where each stage's time goes while a run trains, and on what; ? explains the columns, q or "
                 "Ctrl-C ends.",
                 top_options, NULL},
     stop_line = {"aqpipe stop", of_run, "Stops a run after its current step, with a checkpoint, and waits for its end.",
-                 options, NULL},
-    logs_line = {"aqpipe logs", of_stage, "Prints the end of a stage's log; of all stages without STAGE.", logs_options,
-                 NULL};
+                 options, NULL};
 
-/* AQ_OPTIONS_READ: continue; else the exit status. */
-static int parse(struct asked *asked, const struct aq_command_line *line, int argc, char **argv)
+int aq_asked_read(struct aq_asked *asked, const struct aq_command_line *line, int argc, char **argv)
 {
     struct aq_arguments rest;
     uint32_t used = 0;
-    *asked = (struct asked){.token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
+    *asked = (struct aq_asked){.token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
     const int code = aq_options_read(line, argc, argv, asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "name a run folder");
     if (!asked->daemon) asked->folder = rest.of[used++];
-    if (used < rest.count && line == &logs_line) {
+    if (used < rest.count && strstr(line->arguments, "STAGE")) {
         char *end;
         const char *stage = rest.of[used++];
         const unsigned long rank = strtoul(stage, &end, 10);
@@ -107,7 +78,7 @@ static int parse(struct asked *asked, const struct aq_command_line *line, int ar
 
 /* ---- of a daemon ---- */
 
-static enum aq_status ask(const struct asked *asked, json_t *question, const char *event, json_t **answer)
+enum aq_status aq_asked_daemon(const struct aq_asked *asked, json_t *question, const char *event, json_t **answer)
 {
     struct aq_token token = {0};
     struct aq_tls *tls = NULL;
@@ -148,16 +119,16 @@ static void print_json(const json_t *value)
     aq_out_raw("\n");
 }
 
-static void print_json_free(json_t *value)
+void aq_asked_print(json_t *value)
 {
     print_json(value);
     json_decref(value);
 }
 
-static int daemon_status(const struct asked *asked)
+static int daemon_status(const struct aq_asked *asked)
 {
     json_t *answer;
-    if (ask(asked, json_pack("{s:s}", "op", "status"), "status", &answer) != AQ_OK) return AQ_EXIT_FAILED;
+    if (aq_asked_daemon(asked, json_pack("{s:s}", "op", "status"), "status", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     const char *job = aq_control_text_or(answer, "job", NULL) ? shown(answer, "job", "") : NULL;
     if (asked->json) {
         print_json(answer);
@@ -324,7 +295,7 @@ static const char *state_of(const char *folder, const struct latest *latest)
 }
 
 /* One object: the fields of `status`, and the ranks of `top` (takes the reference; NULL: none). */
-static void print_status(const struct asked *asked, const struct latest *latest, json_t *ranks)
+static void print_status(const struct aq_asked *asked, const struct latest *latest, json_t *ranks)
 {
     const json_t *step = latest->step;
     json_t *all = json_pack("{s:O?, s:O?, s:s, s:i, s:I, s:I, s:o, s:o, s:o, s:o}", "name",
@@ -357,7 +328,7 @@ static void add_notices(const struct latest *latest, struct aq_text *text)
         aq_text_add(text, "%s: %s\n", shown(notice, "text", ""), shown(notice, "remedy", ""));
 }
 
-static void add_folder_status(const struct asked *asked, const struct latest *latest, struct aq_text *text)
+static void add_folder_status(const struct aq_asked *asked, const struct latest *latest, struct aq_text *text)
 {
     const json_t *step = latest->step, *eval = latest->eval;
     const pid_t holder = aq_run_holder(asked->folder);
@@ -385,8 +356,27 @@ static void add_folder_status(const struct asked *asked, const struct latest *la
     add_notices(latest, text);
 }
 
-static int folder_status(const struct asked *asked)
+/* Of a split job: rounds, clients, and who waits for whom. */
+static int split_status(const struct aq_asked *asked)
 {
+    struct aq_text text = {0};
+    json_t *figures;
+    const enum aq_status status = aq_split_folder_status(asked->folder, &figures);
+    if (status != AQ_OK) return aq_exit_of(status);
+    if (asked->json) {
+        print_json(figures);
+    } else {
+        aq_split_folder_text(figures, aq_text_columns(STDOUT_FILENO), &text);
+        aq_out_text(aq_text_of(&text));
+    }
+    aq_text_deinit(&text);
+    json_decref(figures);
+    return AQ_EXIT_DONE;
+}
+
+static int folder_status(const struct aq_asked *asked)
+{
+    if (aq_split_folder_role(asked->folder) != AQ_SPLIT_NO_FOLDER) return split_status(asked);
     struct latest latest = {0};
     struct aq_text text = {0}, folded = {0};
     const enum aq_status status = read_latest(asked->folder, &latest);
@@ -406,8 +396,8 @@ static int folder_status(const struct asked *asked)
 
 int aq_command_status(int argc, char **argv)
 {
-    struct asked asked;
-    const int code = parse(&asked, &status_line, argc, argv);
+    struct aq_asked asked;
+    const int code = aq_asked_read(&asked, &status_line, argc, argv);
     if (code != AQ_OPTIONS_READ) return code;
     return asked.daemon ? daemon_status(&asked) : folder_status(&asked);
 }
@@ -423,12 +413,6 @@ static double share(const json_t *line, const char *key, size_t stage)
     return json_is_number(value) && seconds > 0 ? json_number_value(value) * 1e-9 / seconds : (double)NAN;
 }
 
-static double plain(const json_t *line, const char *key, size_t stage)
-{
-    const json_t *value = json_array_get(json_object_get(line, key), stage);
-    return json_is_number(value) ? json_number_value(value) : (double)NAN;
-}
-
 struct carried {     /* by the links of a rank in a step, packed */
     double bytes[3]; /* forward, backward, gradient */
     double left;     /* of what was given to them   */
@@ -442,7 +426,8 @@ static struct carried carried(const json_t *line, size_t rank)
     struct carried out = {.left = 1};
     double given = 0, all = 0;
     for (int i = 0; i < 3; i++) {
-        const double bytes = plain(line, keys[i][0], rank), left = plain(line, keys[i][1], rank);
+        const double bytes = aq_control_number_at(line, keys[i][0], rank),
+                     left = aq_control_number_at(line, keys[i][1], rank);
         if (!(bytes >= 0 && bytes < 1e18)) continue;
         out.bytes[i] = left >= 0 && left <= 1 ? bytes * left : bytes;
         given += bytes;
@@ -472,7 +457,7 @@ static double places(const struct latest *latest, size_t r, const char **host, c
     const json_t *asked = json_array_get(json_object_get(latest->start, "devices"), r);
     *host = json_string_value(json_array_get(json_object_get(latest->start, "hosts"), r));
     *device = json_is_string(said) ? json_string_value(said) : json_string_value(asked);
-    return plain(latest->start, "memory_planned", r);
+    return aq_control_number_at(latest->start, "memory_planned", r);
 }
 
 /* Of a device's text: threads and instructions of a CPU follow the comma. */
@@ -538,7 +523,7 @@ static void top_table(const struct latest *latest, struct aq_text *text)
             aq_table_size(&table, sent.bytes[i]);
         aq_table_figure(&table, sent.left * 100, 0, " %");
         for (int i = 0; i < MEASURES; i++)
-            aq_table_figure(&table, plain(line, measures[i].key, r), 4, "");
+            aq_table_figure(&table, aq_control_number_at(line, measures[i].key, r), 4, "");
         const double memory = places(latest, r, &host, &device);
         place_cell(&table, host ? host : "-", strlen(host ? host : "-"));
         place_cell(&table, device ? device : "-", device ? device_chars(device) : 1);
@@ -588,7 +573,8 @@ static json_t *top_ranks(const struct latest *latest)
             json_object_set_new(rank, sizes[i].name, aq_control_number(sent.bytes[i]));
         json_object_set_new(rank, "packed", aq_control_number(sent.left));
         for (int i = 0; i < MEASURES; i++)
-            json_object_set_new(rank, measures[i].name, aq_control_number(plain(line, measures[i].key, r)));
+            json_object_set_new(rank, measures[i].name,
+                                aq_control_number(aq_control_number_at(line, measures[i].key, r)));
         const char *host, *device;
         const double memory = places(latest, r, &host, &device);
         json_object_set_new(rank, "host", host ? json_string(host) : json_null());
@@ -652,11 +638,16 @@ static bool terminal_keys(void)
 
 int aq_command_top(int argc, char **argv)
 {
-    struct asked asked;
+    struct aq_asked asked;
     bool explained = false;
-    const int code = parse(&asked, &top_line, argc, argv);
+    const int code = aq_asked_read(&asked, &top_line, argc, argv);
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_status(&asked);
+    if (aq_split_folder_role(asked.folder) != AQ_SPLIT_NO_FOLDER)
+        return aq_options_wrong(top_line.name,
+                                "%s is a split job's: use aqpipe status, or name the run of one client "
+                                "at the server, clients/NAME",
+                                asked.folder);
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
     struct latest latest = {0};
     const bool keys = terminal && !asked.json && terminal_keys();
@@ -687,7 +678,7 @@ int aq_command_top(int argc, char **argv)
 
 /* ---- stop ---- */
 
-static int folder_stop(const struct asked *asked)
+static int folder_stop(const struct aq_asked *asked)
 {
     const pid_t holder = aq_run_holder(asked->folder);
     if (access(asked->folder, F_OK) != 0) {
@@ -712,140 +703,16 @@ static int folder_stop(const struct asked *asked)
 
 int aq_command_stop(int argc, char **argv)
 {
-    struct asked asked;
+    struct aq_asked asked;
     json_t *answer;
-    const int code = parse(&asked, &stop_line, argc, argv);
+    const int code = aq_asked_read(&asked, &stop_line, argc, argv);
     if (code != AQ_OPTIONS_READ) return code;
     if (!asked.daemon) return folder_stop(&asked);
-    if (ask(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
+    if (aq_asked_daemon(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     if (asked.json)
         print_json(answer);
     else
         aq_out("its launcher was asked to stop with a checkpoint\n");
     json_decref(answer);
     return AQ_EXIT_DONE;
-}
-
-/* ---- logs ---- */
-
-/* {"stage": 1, "text": "..."}; else the text, under a head where there are several. */
-static void show_log(const struct asked *asked, uint32_t rank, const char *path, const char *text, size_t count)
-{
-    if (!asked->json) {
-        if (path) aq_out("==> %s <==\n", path);
-        aq_out_bytes(text, count); /* what a worker wrote may come from its peers */
-        return;
-    }
-    json_t *words = json_stringn(text, count);
-    struct aq_text shown = {0};
-    for (size_t i = 0; !words && i < count; i++) /* no UTF-8: logs are printable, so this is a cut character */
-        aq_text_bytes(&shown, (unsigned char)text[i] < 0x80 && text[i] ? &text[i] : "?", 1);
-    if (!words) words = json_string(aq_text_of(&shown));
-    print_json_free(json_pack("{s:I, s:o}", "stage", (json_int_t)rank, "text", words));
-    aq_text_deinit(&shown);
-}
-
-/* Start of the last `lines` lines, or of the last LOG_BYTES with 0 lines: always the start of a line. */
-static size_t tail_begin(const char *text, size_t count, uint32_t lines)
-{
-    size_t at = count;
-    if (lines > 0) {
-        if (at > 0 && text[at - 1] == '\n') at--;
-        for (; at > 0 && (text[at - 1] != '\n' || --lines > 0); at--)
-            ;
-        return at;
-    }
-    at = count > LOG_BYTES ? count - LOG_BYTES : 0;
-    while (at > 0 && at < count && text[at - 1] != '\n')
-        at++;
-    return at;
-}
-
-static int daemon_logs(const struct asked *asked)
-{
-    json_t *answer;
-    if (!asked->has_rank) return aq_options_wrong(logs_line.name, "--daemon needs a stage");
-    if (asked->follow) return aq_options_wrong(logs_line.name, "--follow needs a run folder");
-    json_t *question = json_pack("{s:s, s:I, s:i}", "op", "logs", "rank", (json_int_t)asked->rank, "bytes", LOG_BYTES);
-    if (ask(asked, question, "logs", &answer) != AQ_OK) return AQ_EXIT_FAILED;
-    const char *text = aq_control_text_or(answer, "text", "");
-    const size_t begin = asked->lines ? tail_begin(text, strlen(text), asked->lines) : 0;
-    show_log(asked, asked->rank, NULL, text + begin, strlen(text + begin));
-    json_decref(answer);
-    return AQ_EXIT_DONE;
-}
-
-static enum aq_status log_path(const struct asked *asked, uint32_t rank, char path[AQ_RUN_PATH_BYTES])
-{
-    char name[48];
-    snprintf(name, sizeof name, "logs/stage-%u.log", rank);
-    return aq_run_path(asked->folder, name, path);
-}
-
-/* Shows the end of one stage's log; *seen: how much of the file that was. False: there is none. */
-static bool folder_log(const struct asked *asked, uint32_t rank, uint64_t *seen)
-{
-    char path[AQ_RUN_PATH_BYTES], *text;
-    size_t count;
-    if (log_path(asked, rank, path) != AQ_OK || aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
-        return false;
-    const size_t begin = tail_begin(text, count, asked->lines);
-    show_log(asked, rank, asked->has_rank ? NULL : path, text + begin, count - begin);
-    aq_free(text);
-    *seen = count;
-    return true;
-}
-
-/* Prints the bytes after *seen. A log that became shorter was rotated: it is shown from its start. */
-static void follow_log(const struct asked *asked, uint32_t rank, uint64_t *seen, uint32_t *last)
-{
-    char path[AQ_RUN_PATH_BYTES], *text;
-    size_t count;
-    struct stat about;
-    if (log_path(asked, rank, path) != AQ_OK || stat(path, &about) != 0 || (uint64_t)about.st_size == *seen) return;
-    if (aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK) return;
-    const size_t begin = count > *seen ? (size_t)*seen : 0;
-    show_log(asked, rank, asked->has_rank || *last == rank ? NULL : path, text + begin, count - begin);
-    fflush(stdout);
-    *last = rank;
-    *seen = count;
-    aq_free(text);
-}
-
-static void follow(const struct asked *asked, uint64_t *seen)
-{
-    uint32_t last = UINT32_MAX;
-    for (bool active = true; active;) {
-        active = aq_run_holder(asked->folder) > 0; /* asked before the look, so that the last lines are shown, too */
-        for (uint32_t rank = asked->rank; asked->has_rank ? rank == asked->rank : rank < AQ_JOB_RANKS_MAX; rank++)
-            follow_log(asked, rank, &seen[rank], &last);
-        if (active) poll(NULL, 0, FOLLOW_MS);
-    }
-}
-
-int aq_command_logs(int argc, char **argv)
-{
-    static uint64_t seen[AQ_JOB_RANKS_MAX];
-    struct asked asked;
-    const int code = parse(&asked, &logs_line, argc, argv);
-    if (code != AQ_OPTIONS_READ) return code;
-    if (asked.daemon) return daemon_logs(&asked);
-    if (asked.has_rank && asked.rank >= AQ_JOB_RANKS_MAX)
-        return aq_options_wrong(logs_line.name, "stages are 0 to %d", AQ_JOB_RANKS_MAX - 1);
-    uint32_t logs = 0;
-    for (uint32_t rank = asked.rank; asked.has_rank ? rank == asked.rank : rank < AQ_JOB_RANKS_MAX; rank++)
-        logs += folder_log(&asked, rank, &seen[rank]);
-    fflush(stdout);
-    if (asked.follow && aq_run_holder(asked.folder) > 0) {
-        follow(&asked, seen);
-        return AQ_EXIT_DONE;
-    }
-    if (logs > 0) return AQ_EXIT_DONE;
-    if (access(asked.folder, F_OK) != 0)
-        (void)aq_command_failed("%s: there is no such folder", asked.folder);
-    else if (asked.has_rank)
-        (void)aq_command_failed("there is no log of stage %u in %s/logs on this machine", asked.rank, asked.folder);
-    else
-        (void)aq_command_failed("there is no log in %s/logs", asked.folder);
-    return AQ_EXIT_USAGE;
 }

@@ -4,7 +4,6 @@
  * Links are looked at from one end: can this stage's address be listened at, does the other machine's daemon answer,
  * how far is it. A single end cannot measure the rate of a whole link.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,6 +157,32 @@ static void port_look(struct doctor *doctor, const struct aq_job *job, uint32_t 
     doctor_found(doctor, DOCTOR_WELL, "port", NULL, "stage %u can listen at %s", rank, address);
 }
 
+/* The relay, if two neighbours meet there. */
+static void relay_look(struct doctor *doctor, const struct aq_job *job)
+{
+    static const uint64_t patience_ns = 5000000000u;
+    int fd;
+    bool used = false;
+    for (uint32_t a = 0; a < aq_job_ranks(job); a++)
+        for (uint32_t b = a + 1; b < aq_job_ranks(job); b++)
+            used |= aq_job_relayed(job, a, b);
+    if (!used || !job->link.relay) return;
+    const enum aq_status status = aq_control_connect(job->link.relay, aq_clock_after(patience_ns), &fd);
+    if (status == AQ_NOTFOUND) {
+        doctor_failed(doctor, "relay", "correct link.relay, or the name server of this machine");
+        return;
+    }
+    if (status != AQ_OK) {
+        aq_error_clear(); /* its text is of a daemon */
+        doctor_found(doctor, DOCTOR_BAD, "relay",
+                     "start aqpiped --relay HOST:PORT there, and let firewalls pass its port",
+                     "cannot reach the relay %s: %s", job->link.relay, aq_status_text(status));
+        return;
+    }
+    close(fd);
+    doctor_found(doctor, DOCTOR_WELL, "relay", NULL, "the relay %s can be reached from here", job->link.relay);
+}
+
 static void certificate_look(struct doctor *doctor, const char *folder, const struct aq_tls_name *name)
 {
     char path[AQ_TLS_PATH_BYTES], file[AQ_TLS_FILE_BYTES];
@@ -299,7 +324,9 @@ void doctor_job(struct doctor *doctor, const struct aq_job *job, const struct aq
     if (aq_plan_links_fit(plan) != AQ_OK) doctor_failed(doctor, "job links", NULL);
     disk_look(doctor, job, plan);
     for (uint32_t rank = 0; rank < aq_job_ranks(job); rank++)
-        if (!job->pipeline.stages[rank].host && aq_job_listens(job, rank)) port_look(doctor, job, rank);
+        if (!job->pipeline.stages[rank].host && !job->pipeline.stages[rank].dials && aq_job_listens(job, rank))
+            port_look(doctor, job, rank);
+    relay_look(doctor, job);
     certificates_look(doctor, job);
     daemons_look(doctor, job);
     trackers_look(doctor, job);

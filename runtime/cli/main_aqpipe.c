@@ -10,7 +10,6 @@
 #include "options.h"
 #include "options_help.h"
 #include "out.h"
-#include "plan.h"
 #include "process_begin.h"
 #include "worker.h"
 
@@ -31,6 +30,7 @@ static const struct aq_command commands[] = {
     {"generate", "generate text with a model folder, in one process", aq_command_generate},
     {"split-server", "split learning: the middle of a network, and the order of turns", aq_command_split_server},
     {"split-client", "split learning: the two ends of a network, with the data", aq_command_split_client},
+    {"epsilon", "split learning: the privacy that noise gives a sample, by its visits", aq_command_epsilon},
     {"keys", "make and show the certificates of a job, for mutual TLS", aq_command_keys},
     {"cache", "look at the message caches of a run: stat, verify, compact, wipe", aq_command_cache},
     {"doctor", "check this machine, and its part of a job, before hours are spent", aq_command_doctor},

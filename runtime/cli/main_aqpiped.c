@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "commands.h"
+#include "control_socket.h"
 #include "daemon.h"
 #include "net/endpoint.h"
+#include "net/relay.h"
 #include "net/tls.h"
 #include "options.h"
 #include "process_begin.h"
@@ -48,6 +51,7 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
 struct asked {
     struct aq_daemon_config config;
     const char *token_file, *keys, *host, *own_address;
+    struct aq_relay_config relay; /* rate_mbps: -1 until it is set */
     bool version, stdio;
 };
 
@@ -74,6 +78,49 @@ static int serve(struct asked *asked)
         (void)setsid();
     }
     return aq_exit_of(aq_daemon_run(config));
+}
+
+/* Two stages that both dial meet here: no job, no key, no worker. */
+static int serve_relay(const struct asked *asked)
+{
+    enum { DESCRIPTORS = AQ_RELAY_CONNECTIONS_MAX + 64 };
+    struct aq_relay *relay;
+    struct aq_endpoint endpoint;
+    const char *why = "";
+    uint16_t port;
+    char text[16];
+    sigset_t set;
+    if (aq_endpoint_parse(asked->relay.listen, &endpoint, &why) != AQ_OK)
+        return aq_options_wrong("aqpiped", "--relay: '%.80s' is not an address: %s", asked->relay.listen, why);
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    aq_control_descriptors(DESCRIPTORS);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) return wrong("sigprocmask failed");
+    const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (stop == -1) return wrong("signalfd failed");
+    enum aq_status status = aq_link_relay_open(&asked->relay, &relay, &port);
+    if (status != AQ_OK) return aq_exit_of(status);
+    aq_log("relay", 1, "a relay at %s, port %u, for whoever reaches it: at most %u connections, %g Mbit/s a room",
+           asked->relay.listen, port, asked->relay.connections, asked->relay.rate_mbps);
+    const int count = snprintf(text, sizeof text, "%u\n", port);
+    if (asked->config.port_file) status = aq_file_replace(NULL, asked->config.port_file, 0600, text, (size_t)count);
+    if (status == AQ_OK) status = aq_link_relay_run(relay, stop);
+    struct aq_relay_stats stats;
+    aq_link_relay_stats(relay, &stats);
+    aq_log("relay", 1, "ends: %llu bytes were carried, %llu connections refused", (unsigned long long)stats.bytes,
+           (unsigned long long)stats.refused);
+    aq_link_relay_close(relay);
+    return aq_exit_of(status);
+}
+
+static const char *rate_read(const char *text, void *to)
+{
+    char *end;
+    errno = 0;
+    *(double *)to = strtod(text, &end);
+    return *text && !*end && errno == 0 && *(double *)to >= 0 && *(double *)to <= 1e6 ? NULL
+                                                                                      : "must be 0 to 1000000 Mbit/s";
 }
 
 static const char *folder_read(const char *text, void *to)
@@ -123,6 +170,12 @@ static const struct aq_option options[] = {
         FLAG, struct asked, stdio, "stdio", NULL,
         "serve the launcher at the other end of standard input and output and end with it (what `aqpipe launch` runs "
         "by ssh)"),
+    AQ_ROW(
+        TEXT, struct asked, relay.listen, "relay", "HOST:PORT",
+        "instead of running jobs, be a relay: two stages that both dial meet here (link.relay, docs/NETWORKS.md). It "
+        "sees only ciphertext and has no keys; let a firewall choose who reaches it"),
+    AQ_ROW_READ(rate_read, struct asked, relay.rate_mbps, "relay-rate", "MBPS",
+                "of a relay: the most that the connections of one room carry together (default 1000; 0: no bound)"),
     AQ_ROW(TEXT, struct asked, own_address, "own-address", "HOST",
            "print the address of this machine on the route to HOST ('*': as most others see it), and end"),
     AQ_ROW(FLAG, struct asked, version, "version", NULL, "which version this is"),
@@ -149,7 +202,7 @@ static int print_own_address(const char *peer)
 
 static int run(int argc, char **argv)
 {
-    static struct asked asked = {.config.fd = -1};
+    static struct asked asked = {.config.fd = -1, .relay = {.rate_mbps = -1, .connections = AQ_RELAY_CONNECTIONS_MAX}};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
@@ -160,10 +213,19 @@ static int run(int argc, char **argv)
     if (rest.count > 0)
         return aq_options_wrong(line.name, "'%s' is not an option, and aqpiped takes only options", rest.of[0]);
     if (asked.own_address) return print_own_address(asked.own_address);
-    if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio != 1)
-        return aq_options_wrong(line.name, "name one of --listen HOST:PORT, --fd N and --stdio");
-    aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
-    return serve(&asked);
+    if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio + (asked.relay.listen != NULL) != 1)
+        return aq_options_wrong(line.name, "name one of --listen HOST:PORT, --relay HOST:PORT, --fd N and --stdio");
+    const struct aq_confine *confine = &asked.config.confine;
+    if (asked.relay.listen && (asked.keys || asked.token_file || asked.host || confine->run.count > 0 ||
+                               confine->data.count > 0 || confine->unenforced || confine->memory_bytes_max > 0))
+        return aq_options_wrong(line.name,
+                                "--relay has no keys, no token, no folders and no workers: it carries what others "
+                                "encrypt");
+    if (!asked.relay.listen && asked.relay.rate_mbps >= 0)
+        return aq_options_wrong(line.name, "--relay-rate is of --relay HOST:PORT, which is not given");
+    if (asked.relay.rate_mbps < 0) asked.relay.rate_mbps = AQ_RELAY_RATE_MBPS;
+    aq_log_init(asked.config.listen || asked.relay.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
+    return asked.relay.listen ? serve_relay(&asked) : serve(&asked);
 }
 
 int main(int argc, char **argv)

@@ -111,6 +111,30 @@ static bool connect_one(int fd, const struct addrinfo *to, uint64_t deadline_ns)
     }
 }
 
+uint64_t aq_control_source(const struct sockaddr *address, char text[64])
+{
+    const struct sockaddr_in *in = (const void *)address;
+    const struct sockaddr_in6 *in6 = (const void *)address;
+    const bool six = address && address->sa_family == AF_INET6,
+               known = six || (address && address->sa_family == AF_INET);
+    const void *bytes = six ? (const void *)&in6->sin6_addr : &in->sin_addr;
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (known && text) inet_ntop(address->sa_family, bytes, host, sizeof host);
+    if (text) snprintf(text, 64, "%s:%u", host, !known ? 0 : ntohs(six ? in6->sin6_port : in->sin_port));
+    return known ? aq_source_of(bytes, six ? sizeof in6->sin6_addr : sizeof in->sin_addr) : 0;
+}
+
+enum aq_status aq_control_accept(int listener, int *fd, uint64_t *source, char peer[64])
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    *fd = accept4(listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (*fd == -1)
+        return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS ? AQ_NOSPC : AQ_AGAIN;
+    *source = aq_control_source((struct sockaddr *)&address, peer);
+    return AQ_OK;
+}
+
 enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd)
 {
     struct addrinfo *list;
@@ -210,12 +234,6 @@ static enum aq_status secure(struct aq_control *control, struct aq_tls *tls, con
     AQ_TRY(aq_tls_session_open(tls, aq_control_fd(control), false, &daemon, address, &session));
     aq_control_secure(control, session);
     return AQ_OK;
-}
-
-enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
-                                struct aq_control **out)
-{
-    return aq_control_meet(address, token, NULL, deadline_ns, out);
 }
 
 enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,

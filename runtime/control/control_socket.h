@@ -17,21 +17,24 @@ enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
  * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
 enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
 
+/* Who is at the other end: its source (aq_source_of) and, where `text` is not NULL, its address for people. */
+struct sockaddr;
+uint64_t aq_control_source(const struct sockaddr *address, char text[64]);
+
+/* The next that waits at a listening socket. AQ_AGAIN: none does. AQ_NOSPC: none can be taken for now (errno). */
+enum aq_status aq_control_accept(int listener, int *fd, uint64_t *source, char peer[64]);
+
 /* A connected socket with keep-alive: a peer that vanished is noticed within about 30 s. AQ_TIMEOUT, AQ_REFUSED,
  * AQ_INVAL, AQ_NOTFOUND. */
 enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd);
 enum aq_status aq_control_keep_alive(int fd);
 
-/* As aq_control_greet, first under TLS where `tls` is not NULL: the other end must hold the certificate of that host's
- * daemon (aq_endpoint_identity), of our authority. AQ_TLSERR: it does not. */
+/* Connect to a daemon and greet it, under TLS where `tls` is not NULL: then the other end must hold the certificate of
+ * that host's daemon (aq_endpoint_identity), of our authority. AQ_TLSERR: it does not. AQ_REFUSED: it, or we, do not
+ * take the other's proof. AQ_MISMATCH: another protocol. */
 struct aq_tls;
 enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
                                uint64_t deadline_ns, struct aq_control **out);
-
-/* Connect to a daemon and greet it. AQ_REFUSED: it, or we, do not take the other's proof. AQ_MISMATCH: another
- * protocol. */
-enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
-                                struct aq_control **out);
 
 /* Raise this process's limit of descriptors to `count`, or to its hard limit: most systems start with 1024, and
  * allow more. Child processes inherit it. A limit that is too low is reported only where a descriptor is missing. */

@@ -2,7 +2,6 @@
 #include "control_token.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>

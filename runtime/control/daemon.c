@@ -195,9 +195,8 @@ static enum aq_status open_listener(struct daemon *daemon)
 
 enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct daemon), &memory));
-    struct daemon *daemon = memory;
+    struct daemon *daemon;
+    AQ_TRY(AQ_NEW(1, &daemon));
     daemon->config = config;
     aq_control_descriptors(DAEMON_DESCRIPTORS_MAX);
     daemon->signals = daemon->listener = -1;

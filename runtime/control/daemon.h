@@ -14,8 +14,6 @@
 #ifndef RUNTIME_DAEMON_H
 #define RUNTIME_DAEMON_H
 
-#include <stdint.h>
-
 #include "aqsgd/base.h"
 #include "confine.h"
 #include "control_token.h"

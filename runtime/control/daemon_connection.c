@@ -4,14 +4,9 @@
  * A connection proves itself once; then it may look (status, logs, stop) or open a job and own it. The owner's end is
  * the job's end: its workers are killed.
  */
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "daemon_private.h"
@@ -57,24 +52,6 @@ void owner_send(struct daemon *daemon, json_t *message)
 
 /* ---- coming in ---- */
 
-static void peer_known(struct connection *connection, const struct sockaddr_storage *address)
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-    unsigned port = 0;
-    if (address->ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const void *)address;
-        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
-        port = ntohs(in->sin_port);
-        connection->source = aq_source_of(&in->sin_addr, sizeof in->sin_addr);
-    } else if (address->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *in = (const void *)address;
-        inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
-        port = ntohs(in->sin6_port);
-        connection->source = aq_source_of(&in->sin6_addr, sizeof in->sin6_addr);
-    }
-    snprintf(connection->peer, sizeof connection->peer, "%s:%u", host, port);
-}
-
 struct connection *connection_place(struct daemon *daemon, uint64_t source, uint64_t now_ns)
 {
     struct aq_guest guests[DAEMON_CONNECTIONS_MAX];
@@ -114,11 +91,11 @@ static enum aq_status secure(struct daemon *daemon, struct connection *connectio
 }
 
 /* One newcomer is let in, or closed. */
-static void let_in(struct daemon *daemon, int fd, const struct sockaddr_storage *address)
+static void let_in(struct daemon *daemon, int fd, struct connection pending)
 {
-    struct connection pending = {
-        .state = CONNECTION_GREETING, .since_ns = aq_clock_ns(), .deadline_ns = aq_clock_after(GREETING_S * second_ns)};
-    peer_known(&pending, address);
+    pending.state = CONNECTION_GREETING;
+    pending.since_ns = aq_clock_ns();
+    pending.deadline_ns = aq_clock_after(GREETING_S * second_ns);
     struct connection *connection = connection_place(daemon, pending.source, pending.since_ns);
     if (!connection || aq_control_open_stranger(fd, &pending.control) != AQ_OK) {
         close(fd);
@@ -137,18 +114,15 @@ void connection_accept(struct daemon *daemon)
 {
     aq_log_limit_thread(&daemon->strangers);
     for (int i = 0; i < DAEMON_ACCEPTS_MAX; i++) {
-        struct sockaddr_storage address = {0};
-        socklen_t bytes = sizeof address;
-        const int fd = accept4(daemon->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd != -1) {
-            let_in(daemon, fd, &address);
-            continue;
-        }
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        struct connection pending = {0};
+        int fd;
+        const enum aq_status status = aq_control_accept(daemon->listener, &fd, &pending.source, pending.peer);
+        if (status == AQ_NOSPC) {
             (void)aq_fail_errno("daemon", "no connection can be accepted for now (ulimit -n)");
             daemon->accept_paused_until_ns = aq_clock_after(accept_paused_until_ns);
         }
-        if (errno != EINTR && errno != ECONNABORTED) break; /* EAGAIN: that was all */
+        if (status != AQ_OK) break; /* that was all */
+        let_in(daemon, fd, pending);
     }
     aq_log_limit_thread(NULL);
 }
@@ -322,6 +296,10 @@ static enum aq_status from_owner(struct daemon *daemon, json_t *message)
     if (rank >= DAEMON_WORKERS_MAX) return aq_fail(AQ_PROTO, "daemon", "there is no stage %u", rank);
     if (aq_control_is(message, "op", "start")) return start(daemon, message, rank);
     struct worker *worker = worker_find(daemon, rank);
+    if (aq_control_is(message, "op", "end")) {
+        if (worker && worker->pid > 0 && !worker->reaped) worker_kill(worker);
+        return AQ_OK;
+    }
     if (!worker || !worker->control) return AQ_OK; /* it has ended; `exited` is on its way */
     if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0 && !worker->reaped) {
         aq_log("daemon", 1, "stage %u does not read its messages, so it was killed", rank);

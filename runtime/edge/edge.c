@@ -97,9 +97,8 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
         return aq_fail(AQ_INVAL, "edge", "link.receive_slots is %u: at most %d", shape->receive_slots,
                        AQ_CHANNEL_FRAMES_MAX);
     AQ_TRY(aq_edge_size_of(shape, &size));
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge), &memory));
-    struct aq_edge *edge = memory;
+    struct aq_edge *edge;
+    AQ_TRY(AQ_NEW(1, &edge));
     edge->config = *config;
     edge->shape = *shape;
     edge->config.shape = &edge->shape;

@@ -12,10 +12,9 @@ struct aq_cut {
 
 enum aq_status aq_cut_open(struct aq_device *device, const struct aq_edge_shape *shape, struct aq_cut **out)
 {
-    void *memory;
     enum aq_status status;
-    AQ_TRY(aq_alloc(sizeof(struct aq_cut), &memory));
-    struct aq_cut *cut = memory;
+    struct aq_cut *cut;
+    AQ_TRY(AQ_NEW(1, &cut));
     *cut = (struct aq_cut){.shape = *shape};
     AQ_TRY_GOTO(aq_codec_open(device, &shape->forward, shape->rows, shape->columns, &cut->codec), out);
     struct aq_codec_config wide;

@@ -68,7 +68,6 @@ static enum aq_status control_arrived(struct aq_channel *channel, const struct a
                    edge->shape.edge, peer_stage(edge), frame->flags);
 }
 
-extern const struct aq_channel_type aq_channel_control;
 const struct aq_channel_type aq_channel_control = {
     .kind = AQ_FRAME_CONTROL, .direction = AQ_CHANNEL_BOTH, .arrived = control_arrived};
 
@@ -255,11 +254,9 @@ static enum aq_status join(struct aq_edge *edge, bool *joined)
 
 enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked)
 {
-    void *memory;
     bool joined = false;
     if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge_carry), &memory));
-    edge->carry = memory;
+    AQ_TRY(AQ_NEW(1, &edge->carry));
     edge->carry->asked = asked;
     AQ_TRY(join(edge, &joined));
     if (!joined) aq_edge_carry_close(edge);

@@ -192,8 +192,8 @@ enum aq_status aq_edge_cached_back(struct aq_edge *edge, const struct aq_edge_ba
 
 /* --- edge_view.c -------------------------------------------------------------------------------------------------- */
 
-/* How sample i is moved at this cut; zeroes: it is not. */
-struct aq_view aq_edge_view_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
+/* How sample i is seen at this cut; `moves` false: its message is not moved. */
+struct aq_view aq_edge_view_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i, bool moves);
 static inline bool aq_edge_view_moves(const struct aq_view *view)
 {
     return view->down != 0 || view->right != 0;

@@ -19,7 +19,7 @@ struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uin
 
 struct aq_cache_key aq_edge_key_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
 {
-    return aq_edge_key(edge, batch->sample_ids[i], batch->variants ? batch->variants[i] : 0);
+    return aq_edge_key(edge, batch->sample_ids[i], aq_edge_variant(batch, i));
 }
 
 uint32_t aq_edge_rows(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
@@ -44,7 +44,7 @@ struct aq_rng_key aq_edge_round_key_of(const struct aq_edge_shape *shape, const 
                                        bool forward)
 {
     const uint64_t edge_step = ((uint64_t)shape->edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
-    const uint64_t variant = batch->variants ? batch->variants[i] : 0;
+    const uint64_t variant = aq_edge_variant(batch, i);
     return aq_rng_key(shape->seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i] ^ variant << 48);
 }
 
@@ -229,7 +229,7 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
     *row = (struct aq_edge_row){.sample = batch->sample_ids[i],
                                 .body_bytes = result->body_bytes,
                                 .flags = (uint16_t)result->flags,
-                                .variant = batch->variants ? batch->variants[i] : 0};
+                                .variant = aq_edge_variant(batch, i)};
     if (wide && !raw) row->flags |= AQ_EDGE_WIDE;
     if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
     struct aq_edge_measures *m = &edge->measures;
@@ -326,7 +326,7 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
     const bool held = row->flags & AQ_EDGE_HELD;
     if (row->sample != batch->sample_ids[i])
         wrong = "is of another sample";
-    else if (row->variant != (batch->variants ? batch->variants[i] : 0))
+    else if (row->variant != aq_edge_variant(batch, i))
         wrong = "is of another variant";
     else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME | AQ_EDGE_HELD | AQ_EDGE_WIDE)) != 0)
         wrong = "has unknown flags";

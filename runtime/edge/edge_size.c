@@ -5,7 +5,7 @@
 #include "edge_private.h"
 
 struct codec_bytes {
-    uint64_t warm, cold, bound, message, message_mean, kernel;
+    uint64_t warm, cold, bound, message, kernel;
 };
 
 /* Opens a codec to get its sizes. */
@@ -18,7 +18,6 @@ static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const st
                                 .cold = aq_codec_body_bytes_of(codec, shape->rows_mean, true),
                                 .bound = aq_codec_bound(codec),
                                 .message = aq_codec_message_bytes(codec),
-                                .message_mean = aq_codec_message_bytes_of(codec, shape->rows_mean),
                                 .kernel = aq_codec_kernel_bytes(codec)};
     aq_codec_close(codec);
     return AQ_OK;
@@ -90,7 +89,6 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .raw_bound = evaluation.bound,
                                 .kernel_bytes = kernels ? forward.kernel + backward.kernel + evaluation.kernel : 0,
                                 .message_bytes = forward.message,
-                                .message_bytes_mean = forward.message_mean,
                                 .body_bytes_max = shape->micro_batch * (sample_room(shape) + bound)};
     if (shape->still) {
         size.cached_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;

@@ -26,9 +26,9 @@ uint32_t aq_edge_side(const struct aq_edge_shape *shape)
     return side * side == shape->rows ? side : 0;
 }
 
-struct aq_view aq_edge_view_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
+struct aq_view aq_edge_view_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i, bool moves)
 {
-    if (!edge->shape.pixels || !batch->views) return (struct aq_view){0};
+    if (!moves || !edge->shape.pixels || !batch->views) return (struct aq_view){.flipped = aq_edge_variant(batch, i)};
     return aq_view_at(&batch->views[i], aq_edge_side(&edge->shape), edge->shape.pixels);
 }
 

@@ -38,15 +38,12 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->batch = *batch;
     work->batch.sample_ids = work->sample_ids;
     work->batch.lengths = work->lengths;
-    work->batch.variants = work->variants;
+    work->batch.views = work->views;
     memcpy(work->sample_ids, batch->sample_ids, count * sizeof *work->sample_ids);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         work->lengths[i] = aq_edge_rows(edge, batch, i);
-    for (uint32_t i = 0; i < count; i++)
-        work->views[i] = work->remembered ? aq_edge_view_of(edge, batch, i) : (struct aq_view){0};
-    work->batch.views = NULL;
-    memset(work->variants, 0, count * sizeof *work->variants);
-    if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
+        work->views[i] = aq_edge_view_of(edge, batch, i, work->remembered);
+    }
     memset(work->references, 0, count * sizeof *work->references);
     memset(work->samples, 0, count * sizeof *work->samples);
     memset(work->wide, 0, count * sizeof *work->wide);

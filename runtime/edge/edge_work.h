@@ -16,7 +16,6 @@ struct aq_edge_work {
     struct aq_edge_row *rows;
     uint64_t *sample_ids;
     uint32_t *lengths;
-    uint16_t *variants;
     struct aq_view *views; /* at this cut */
     struct aq_codec_sample *samples; /* encode: of those that are coded; decode: of all */
     uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */

@@ -28,7 +28,6 @@ static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_
     work->rows = aq_arena_take(arena, B * sizeof *work->rows);
     work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
     work->lengths = aq_arena_take(arena, B * sizeof *work->lengths);
-    work->variants = aq_arena_take(arena, B * sizeof *work->variants);
     work->views = aq_arena_take(arena, B * sizeof *work->views);
     work->samples = aq_arena_take(arena, B * sizeof *work->samples);
     work->place = aq_arena_take(arena, B * sizeof *work->place);

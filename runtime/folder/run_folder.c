@@ -12,7 +12,6 @@
 
 #include "control.h"
 #include "json_text.h"
-#include "runtime_text.h"
 
 enum { MARK_BYTES_MAX = 64 << 10 };
 

@@ -9,8 +9,6 @@
 #ifndef RUNTIME_RUN_FOLDER_H
 #define RUNTIME_RUN_FOLDER_H
 
-#include <jansson.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 

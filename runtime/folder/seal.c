@@ -47,9 +47,8 @@ struct aq_hash {
 
 enum aq_status aq_hash_open(struct aq_hash **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_hash), &memory));
-    struct aq_hash *hash = memory;
+    struct aq_hash *hash;
+    AQ_TRY(AQ_NEW(1, &hash));
     hash->context = EVP_MD_CTX_new();
     if (!hash->context || EVP_DigestInit_ex(hash->context, EVP_sha256(), NULL) != 1) {
         aq_hash_close(hash);
@@ -116,9 +115,8 @@ static uint64_t take(const uint8_t *at, unsigned bytes)
 
 enum aq_status aq_seal_new(struct aq_seal **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_seal), &memory));
-    struct aq_seal *seal = memory;
+    struct aq_seal *seal;
+    AQ_TRY(AQ_NEW(1, &seal));
     seal->context = EVP_CIPHER_CTX_new();
     seal->kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
     if (!seal->context || !seal->kdf) {

@@ -54,6 +54,8 @@ uint32_t aq_job_reducers(const struct aq_job *job)
     return machines;
 }
 
+enum { AQ_JOB_THREADS_MAX = 256 }; /* as many a device can have, and keys.def allows */
+
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
 {
     AQ_ASSERT(rank < aq_job_ranks(job));
@@ -65,7 +67,8 @@ uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
         const char *host = job->pipeline.stages[r].host;
         sharing += host == mine->host || (host && mine->host && strcmp(host, mine->host) == 0);
     }
-    return cores > sharing ? cores / sharing : 1;
+    const uint32_t each = cores > sharing ? cores / sharing : 1;
+    return each < AQ_JOB_THREADS_MAX ? each : AQ_JOB_THREADS_MAX;
 }
 
 double aq_job_speed(const struct aq_job *job, uint32_t s)
@@ -98,6 +101,12 @@ uint32_t aq_job_listener(const struct aq_job *job, uint32_t a, uint32_t b)
     const struct aq_job_stage *stages = job->pipeline.stages;
     const uint32_t lower = a < b ? a : b, higher = a < b ? b : a;
     return stages && stages[higher].dials ? lower : higher;
+}
+
+bool aq_job_relayed(const struct aq_job *job, uint32_t a, uint32_t b)
+{
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    return stages && stages[a].dials && stages[b].dials && aq_job_linked(job, a, b);
 }
 
 bool aq_job_listens(const struct aq_job *job, uint32_t rank)

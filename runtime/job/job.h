@@ -109,13 +109,14 @@ struct aq_job_data {
     } columns;
     const char *chat;           /* folder with a chat template, or NULL                                             */
     const char *chat_variables; /* of the template, a JSON object; or NULL                                  */
-    const char *fields; /* names of fields, a JSON object; or NULL                                          */
-    uint64_t skip_invalid; /* bad lines that are skipped                                                    */
-    bool quotes;        /* a .tsv has quotes                                                                */
-    bool pack;          /* conversations into samples                                                       */
-    bool pack_mask;     /* of which they are the parts: none sees another                                   */
-    const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
-    struct aq_augment augment; /* of training images                                                       */
+    const char *fields;         /* names of fields, a JSON object; or NULL                                          */
+    uint64_t skip_invalid;      /* bad lines that are skipped                                                    */
+    bool quotes;                /* a .tsv has quotes                                                                */
+    bool pack;                  /* conversations into samples                                                       */
+    bool pack_mask;             /* of which they are the parts: none sees another                                   */
+    const char *labels;         /* their names, with commas; NULL: numbers from 0 on                              */
+    struct aq_augment augment;  /* of training images                                                       */
+    struct aq_dataset_image image; /* side: the model's */
 };
 
 /* The reaction to a stage whose gradient stays 0. */
@@ -144,8 +145,8 @@ struct aq_job_train {
     int idle_stage;     /* enum aq_idle_stage: what follows where a stage trains nothing                  */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
-    bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */
-    const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
+    bool frozen_prefix;      /* edges behind layers that do not train send a sample's activation once           */
+    const char *freeze;      /* names of what is not trained (stages/stage.h); NULL: all is                      */
     const char *lr_patterns; /* rates of single layers and tensors (stages/stage.h); NULL: all have lr      */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                                */
     struct aq_lora_config lora;
@@ -153,7 +154,7 @@ struct aq_job_train {
     bool shuffle;
     struct aq_job_every evaluate_every;
     uint64_t time_ns_max; /* of a launch: then it stops with a checkpoint; 0: no limit */
-    uint32_t early_stop; /* evaluations that are no better than the best, in a row: then the run ends; 0: never */
+    uint32_t early_stop;  /* evaluations that are no better than the best, in a row: then the run ends; 0: never */
 };
 
 /* One worker: a stage of one replica. The replicas of a stage differ only in where and how they run. */
@@ -177,6 +178,9 @@ enum aq_transport_kind {
     AQ_TRANSPORT_IPC = 3 /* of edges */
 };
 
+/* How many steps of a round of local steps a replica trains (launcher_steps.c). */
+enum aq_job_steps { AQ_STEPS_EQUAL = 0, AQ_STEPS_SPEED };
+
 /* How what replicas average travels, as it was written; resolved in train.optimizer. */
 struct aq_job_reduce {
     const char *codec;   /* NULL: what the optimizer was published with                                   */
@@ -187,10 +191,11 @@ struct aq_job_reduce {
     float norm;          /* of lp2..lp8: p; 0: L0                                                         */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
-    float density;       /* of topk                                                                       */
+    float density;       /* of topk, topk_fp32, randomk                                                   */
     uint32_t every;      /* steps that replicas go each on its own between two meetings; 1: they meet each step */
     float outer_lr, outer_momentum; /* of the step that they take then                                    */
-    uint64_t patience_ns; /* how much later than the first a replica may end a round; 0: any time         */
+    uint64_t patience_ns;           /* how much later than the first a replica may end a round; 0: any time         */
+    enum aq_job_steps steps;
     enum aq_transport_kind transport;
 };
 
@@ -232,6 +237,7 @@ struct aq_job_link {
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
     const char *host;       /* where workers listen that have no own address                                 */
+    const char *relay;      /* host:port where two ends meet that both dial; NULL: none                      */
     uint32_t port_first;    /* stage s listens on port_first + s; 0: the system chooses                      */
     uint32_t send_frames;   /* frames that may be on their way at once; 0: the plan's choice                 */
     uint32_t receive_slots; /* the same                                                                      */
@@ -262,6 +268,8 @@ struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
     float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
     float distance_correlation;          /* times that of inputs and activations is added to the loss; 0: not */
+    float epsilon_max, delta;            /* a client stops before it passes this epsilon; 0: no limit          */
+    const char *ledger;                  /* folder of its ledgers of visits; NULL: in its user's state folder  */
 };
 
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
@@ -313,10 +321,10 @@ struct aq_job_checkpoint {
 };
 
 struct aq_job_output {
-    const char *path; /* folder of the run, made if absent                                                 */
-    bool metrics;     /* metrics.jsonl: one line a step                                                    */
-    bool trace;       /* trace.json                                                                        */
-    bool report;      /* report.json                                                                       */
+    const char *path;      /* folder of the run, made if absent                                                 */
+    bool metrics;          /* metrics.jsonl: one line a step                                                    */
+    bool trace;            /* trace.json                                                                        */
+    bool report;           /* report.json                                                                       */
     const char *report_to; /* trackers, as written (aq_trackers_read); NULL: none                             */
 };
 
@@ -410,7 +418,8 @@ void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t 
 /* Workers of the job: P x W. Rank r is stage r % P of replica r / P. */
 uint32_t aq_job_ranks(const struct aq_job *job);
 
-/* Threads of a rank's worker: its own, else pipeline.threads, else `cores` shared evenly by the workers of its host. */
+/* Threads of a rank's worker: its own, else pipeline.threads, else `cores` shared evenly by the workers of its host,
+ * 256 at most. */
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores);
 
 /* The speed of stage s: that of the slowest of its replicas, for which the others wait. */
@@ -430,6 +439,7 @@ enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t 
 
 /* The beginning of a link's address: "tls+quic://". */
 const char *aq_job_link_scheme(const struct aq_job *job, bool tls);
+#define AQ_JOB_RELAY_SCHEME "tls+relay://" /* of relayed links: never in the clear */
 
 /* The machine of a replica, by the host of its first stage: numbers from 0 on, in the order of replicas. */
 uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);
@@ -467,7 +477,10 @@ uint32_t aq_job_links(const struct aq_job *job); /* how many pairs have one */
  * to heal. */
 uint32_t aq_job_listener(const struct aq_job *job, uint32_t a, uint32_t b);
 
-/* Does this rank listen for anybody? */
+/* Do both dial? Then they meet at link.relay, where the one that listens waits. */
+bool aq_job_relayed(const struct aq_job *job, uint32_t a, uint32_t b);
+
+/* Does this rank listen for anybody? One that dials listens only at the relay. */
 bool aq_job_listens(const struct aq_job *job, uint32_t rank);
 
 /* Micro-batches of a step with `samples` samples on one replica. */

@@ -54,6 +54,7 @@ static const struct aq_key_name reduce_names[] = {
         BITS(prefix, 2),
 #include "aqsgd/grad_codecs.def"
     {"powersgd", 0}, {"auto", 0}, {NULL, 0}};
+static const struct aq_key_name stem_names[] = {{"cifar", AQ_STEM_CIFAR}, {"imagenet", AQ_STEM_IMAGENET}, {NULL, 0}};
 static const struct aq_key_name tied_names[] = {
     {"exact", AQ_TIED_EXACT}, {"compressed", AQ_TIED_COMPRESSED}, {"untied", AQ_TIED_NO}, {NULL, 0}};
 static const struct aq_key_name bos_names[] = {
@@ -134,8 +135,9 @@ static const struct aq_key *model_columns(const char *name)
 static void add_model_key(const struct aq_model_key *from)
 {
     static const enum aq_key_kind kinds[] = {
-        [AQ_MODEL_U32] = AQ_KEY_U32, [AQ_MODEL_F32] = AQ_KEY_F32, [AQ_MODEL_BOOL] = AQ_KEY_BOOL,
-        [AQ_MODEL_TIED] = AQ_KEY_ENUM, [AQ_MODEL_FACTORS] = AQ_KEY_FACTORS};
+        [AQ_MODEL_U32] = AQ_KEY_U32,   [AQ_MODEL_F32] = AQ_KEY_F32,         [AQ_MODEL_BOOL] = AQ_KEY_BOOL,
+        [AQ_MODEL_TIED] = AQ_KEY_ENUM, [AQ_MODEL_FACTORS] = AQ_KEY_FACTORS, [AQ_MODEL_STEM] = AQ_KEY_ENUM};
+    const struct aq_key_name *const names[] = {[AQ_MODEL_TIED] = tied_names, [AQ_MODEL_STEM] = stem_names};
     const size_t offset = offsetof(struct aq_job, model.config) + from->offset;
     for (uint32_t i = 0; i < all_count; i++) {
         if (strcmp(all_keys[i].name, from->name) != 0) continue;
@@ -144,20 +146,21 @@ static void add_model_key(const struct aq_model_key *from)
     }
     AQ_ASSERT(all_count < sizeof all_keys / sizeof *all_keys);
     const struct aq_key *columns = model_columns(from->name);
-    all_keys[all_count++] = (struct aq_key){.name = from->name,
-                                            .kind = kinds[from->kind],
-                                            .offset = offset,
-                                            .names = from->kind == AQ_MODEL_TIED ? tied_names : NULL,
-                                            .unit = from->unit,
-                                            .min = from->min,
-                                            .max = from->max,
-                                            .fallback = from->fallback,
-                                            .scope = columns->scope,
-                                            .since = columns->since,
-                                            .needs = columns->needs,
-                                            .conflicts = columns->conflicts,
-                                            .help = from->help,
-                                            .of_model = true};
+    all_keys[all_count++] =
+        (struct aq_key){.name = from->name,
+                        .kind = kinds[from->kind],
+                        .offset = offset,
+                        .names = from->kind < sizeof names / sizeof *names ? names[from->kind] : NULL,
+                        .unit = from->unit,
+                        .min = from->min,
+                        .max = from->max,
+                        .fallback = from->fallback,
+                        .scope = columns->scope,
+                        .since = columns->since,
+                        .needs = columns->needs,
+                        .conflicts = columns->conflicts,
+                        .help = from->help,
+                        .of_model = true};
 }
 
 static void all_make(void)

@@ -303,15 +303,6 @@ enum aq_status aq_keys_help(const char *about, char **out)
                    about, meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
 }
 
-/* A cell of a table: "|" would end it. */
-static void cell(struct aq_text *text, const char *words)
-{
-    for (; *words; words++) {
-        if (*words == '|') aq_text_bytes(text, "\\", 1);
-        aq_text_bytes(text, words, 1);
-    }
-}
-
 static void page_row(struct aq_text *text, const struct aq_key *key)
 {
     char type[128], range[80];
@@ -319,11 +310,11 @@ static void page_row(struct aq_text *text, const struct aq_key *key)
     type_of(key, type, sizeof type);
     (void)range_of(key, range, sizeof range);
     aq_text_add(text, "| `%s` | ", key->name);
-    cell(text, type);
+    aq_text_cell(text, type);
     aq_text_add(text, " | %s | %s | %s%s%s | %s | ", key->unit, range, *key->fallback ? "`" : "", key->fallback,
                 *key->fallback ? "`" : "", since_text(key));
     add_meaning(&meaning, key);
-    cell(text, aq_text_of(&meaning));
+    aq_text_cell(text, aq_text_of(&meaning));
     aq_text_add(text, " |\n");
     if (text->status == AQ_OK) text->status = meaning.status;
     aq_text_deinit(&meaning);

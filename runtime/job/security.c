@@ -31,6 +31,10 @@ const char *aq_security_outside(const struct aq_job *job)
         const bool dialled = stage && stage->host && !aq_ssh_is(stage->host);
         if (dialled && !aq_security_inside(stage->host)) return stage->host;
         if (!aq_job_listens(job, r)) continue;
+        if (stage && stage->dials) { /* it listens at the relay only */
+            if (job->link.relay && !aq_security_inside(job->link.relay)) return job->link.relay;
+            continue;
+        }
         if (stage && stage->address && !aq_security_inside(stage->address)) return stage->address;
         shared_host |= !stage || !stage->address;
     }

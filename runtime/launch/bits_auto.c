@@ -84,11 +84,10 @@ static enum aq_status load(struct aq_bits *bits)
 
 enum aq_status aq_bits_open(const struct aq_plan *plan, const char *run, bool goes_on, struct aq_bits **out)
 {
-    void *memory;
     *out = NULL;
     if (!plan->job->bits_auto || plan->stage_count == 1) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof(struct aq_bits), &memory));
-    struct aq_bits *bits = memory;
+    struct aq_bits *bits;
+    AQ_TRY(AQ_NEW(1, &bits));
     *bits = (struct aq_bits){.plan = plan, .decided = json_object()};
     enum aq_status status = aq_run_path(run, "bits.json", bits->path);
     if (status == AQ_OK && goes_on) status = load(bits);

@@ -97,7 +97,7 @@ void launcher_stop(struct launcher *launcher, const char *who)
     stage_send(launcher, 0, json_pack("{s:s, s:i}", "op", "stop", "rank", 0));
 }
 
-static void on_signals(struct launcher *launcher)
+void launcher_signals(struct launcher *launcher)
 {
     struct signalfd_siginfo info;
     while (read(launcher->launch->signals, &info, sizeof info) == (ssize_t)sizeof info) {
@@ -173,7 +173,7 @@ bool launcher_turn(struct launcher *launcher)
         launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
         return true;
     }
-    if (launcher->launch->signals >= 0) on_signals(launcher);
+    if (launcher->launch->signals >= 0) launcher_signals(launcher);
     launcher->more = false;
     for (uint32_t i = 0; i < launcher->host_count; i++)
         launcher->more |= read_host(launcher, &launcher->hosts[i]);

@@ -32,6 +32,7 @@ struct aq_launch_bounds {
     bool evaluates;          /* there are held-out samples                         */
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
     uint64_t patience_ns;    /* reduce.patience; 0: none                           */
+    bool by_speed;           /* reduce.steps: speed                                */
     uint64_t trace_bytes;    /* that each rank's trace may have; 0: no trace       */
 };
 
@@ -50,6 +51,7 @@ struct aq_launch {
     const char *sums;       /* absolute: where gradients are summed over clients (sum_line.h); NULL: nowhere */
     uint64_t shift;         /* the plan's steps less the run's own, modulo 2^64                               */
     uint64_t updates;       /* updates of the optimizer's moments less the run's own steps                    */
+    uint32_t returns;       /* a lost replica is started so often in a row without its others (reduce.patience) */
     const char *rounds;     /* metrics.jsonl of a run whose rounds without some replicas are repeated; NULL: none */
     const char *adopt;      /* absolute: folder with the initial weights (checkpoint.h); NULL: none        */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */

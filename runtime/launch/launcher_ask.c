@@ -23,10 +23,9 @@ static enum aq_status why(struct aq_asking *asking)
 
 enum aq_status aq_asking_open(const struct aq_launch *launch, struct aq_asking **out)
 {
-    void *memory;
     AQ_ASSERT(launch->probe && launch->ask && launch->stages <= AQ_JOB_RANKS_MAX && launch->replicas == 1);
-    AQ_TRY(aq_alloc(sizeof(struct aq_asking), &memory));
-    struct aq_asking *asking = memory;
+    struct aq_asking *asking;
+    AQ_TRY(AQ_NEW(1, &asking));
     struct launcher *launcher = &asking->launcher;
     asking->launch = *launch;
     launcher->launch = &asking->launch;
@@ -51,16 +50,15 @@ enum aq_status aq_asking_open(const struct aq_launch *launch, struct aq_asking *
 /* The fresh tokens as lengths, of which none is 0 (lengths.h): memory of aq_alloc. */
 static enum aq_status tokens_text(const struct aq_asking_step *step, uint32_t vocabulary, char **text)
 {
-    void *memory;
     if (step->count > aq_lengths_count_max(vocabulary))
         return aq_fail(AQ_NOSPC, "ask", "a prompt of %u tokens is too long: a stage takes at most %llu at once",
                        step->count, (unsigned long long)aq_lengths_count_max(vocabulary));
-    AQ_TRY(aq_alloc((step->count + 1) * sizeof(uint32_t), &memory));
-    uint32_t *numbers = memory;
+    uint32_t *numbers;
+    AQ_TRY(AQ_NEW(step->count + 1, &numbers));
     for (uint32_t i = 0; i < step->count; i++)
         numbers[i] = (uint32_t)step->fresh[i] + 1;
     const enum aq_status status = aq_lengths_write(numbers, step->count, vocabulary, text);
-    aq_free(memory);
+    aq_free(numbers);
     return status;
 }
 

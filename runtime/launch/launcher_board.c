@@ -9,9 +9,11 @@ static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
     const struct stage *stage = &launcher->stages[r];
     const struct aq_watch_stage *watched = &launcher->watch.stages[r];
     const uint64_t now = launcher->watch.clock.now_ns;
+    const bool starts = launcher->gone && stage->state == STAGE_STARTED;
     const bool beaten = watched->beaten && launcher->gone;
-    /* Until its first beat (10 s) it is assumed to train. */
+    /* Until its first beat (10 s) it is assumed to train, unless it is of a replica that returns. */
     const enum aq_phase phase = beaten                        ? watched->phase
+                                : starts                      ? stage->phase
                                 : launcher->gone              ? AQ_PHASE_COMPUTE
                                 : stage->state == STAGE_READY ? AQ_PHASE_GO
                                                               : stage->phase;

@@ -60,7 +60,9 @@ static bool check_listening(struct launcher *launcher, uint32_t rank, const stru
     if (peer >= launcher->ranks || !linked(launcher, rank, (uint32_t)peer))
         return refuse(launcher, rank, "listens for rank %llu, to which it has no link", (unsigned long long)peer);
     uint64_t *own = listens_word(launcher, rank, peer, &bit);
-    if (*own & bit || *listens_word(launcher, peer, rank, &back) & back)
+    /* Of two replicas that return both listen: their links are made later. */
+    const bool later = launcher->gone && rank / launcher->launch->stages != peer / launcher->launch->stages;
+    if (*own & bit || (!later && *listens_word(launcher, peer, rank, &back) & back))
         return refuse(launcher, rank, "listens for rank %llu, between which and itself that is settled",
                       (unsigned long long)peer);
     *own |= bit;
@@ -80,6 +82,8 @@ static bool check_phase(struct launcher *launcher, uint32_t rank, const struct a
 static bool check_ready(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     const struct aq_launch *launch = launcher->launch;
+    if (launcher->gone && launcher->rounds.replicas[rank / launch->stages].state != REPLICA_ENTERS)
+        return refuse(launcher, rank, "is ready to return, and was not told from which step");
     if (launch->ask && message->ready.answers != launch->vocabulary)
         return refuse(launcher, rank, "does not answer as this version of aqpipe asks: another one on its host?");
     return true;
@@ -93,10 +97,14 @@ static bool check_step(struct launcher *launcher, uint32_t rank, const struct aq
     if (stage->step >= steps)
         return refuse(launcher, rank, "reports step %llu, and step %llu was the last one", (unsigned long long)step,
                       (unsigned long long)steps);
-    if (step != stage->step + 1)
+    if (step != launcher_steps_due(launcher, rank))
         return refuse(launcher, rank, "reports step %llu while step %llu is due", (unsigned long long)step,
-                      (unsigned long long)stage->step + 1);
-    if (message->step.epoch > step) return refuse(launcher, rank, "reports an epoch without steps");
+                      (unsigned long long)launcher_steps_due(launcher, rank));
+    if (launcher_rounds_due(launcher, step) && launcher->rounds.decided < step)
+        return refuse(launcher, rank, "reports step %llu, and not all have the average of its round",
+                      (unsigned long long)step);
+    if (message->step.epoch > step + launcher->launch->bounds.shift) /* epochs are the plan's */
+        return refuse(launcher, rank, "reports an epoch without steps");
     stage->step = step;
     return true;
 }
@@ -146,10 +154,23 @@ static bool check_round(struct launcher *launcher, uint32_t rank, const struct a
 {
     struct stage *stage = &launcher->stages[rank];
     const uint64_t step = message->round_end.step;
-    if (step != stage->step + 1 || step <= stage->round || !launcher_rounds_due(launcher, step))
+    if (step != launcher_steps_due(launcher, rank) || step <= stage->round || !launcher_rounds_due(launcher, step))
         return refuse(launcher, rank, "comes to a round's end at step %llu, having trained %llu: none is there",
                       (unsigned long long)step, (unsigned long long)stage->step);
     stage->round = step;
+    stage->step_seconds = message->round_end.step_seconds;
+    return true;
+}
+
+static bool check_averaged(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    const uint64_t step = message->averaged.step, attempt = message->averaged.attempt;
+    const bool member = rounds->averaging && (rounds->named >> rank / launcher->launch->stages & 1);
+    if (!member || step != rounds->averaging || attempt != rounds->attempt ||
+        launcher->stages[rank].averaged != AVERAGE_NONE)
+        return refuse(launcher, rank, "ends attempt %llu to average the round of step %llu, which it was not asked for",
+                      (unsigned long long)attempt, (unsigned long long)step);
     return true;
 }
 
@@ -202,10 +223,12 @@ static bool check_done(struct launcher *launcher, uint32_t rank, const struct aq
 
 /* What the table cannot show. NULL: nothing more. */
 static bool (*const checks[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
-    [AQ_MESSAGE_listening] = check_listening, [AQ_MESSAGE_phase] = check_phase,     [AQ_MESSAGE_ready] = check_ready,
-    [AQ_MESSAGE_step] = check_step,           [AQ_MESSAGE_eval] = check_eval,       [AQ_MESSAGE_mark] = check_mark,
-    [AQ_MESSAGE_stopping] = check_stopping,   [AQ_MESSAGE_trace] = check_trace,     [AQ_MESSAGE_token] = check_token,
-    [AQ_MESSAGE_done] = check_done,           [AQ_MESSAGE_round_end] = check_round,
+    [AQ_MESSAGE_listening] = check_listening, [AQ_MESSAGE_phase] = check_phase,
+    [AQ_MESSAGE_ready] = check_ready,         [AQ_MESSAGE_step] = check_step,
+    [AQ_MESSAGE_eval] = check_eval,           [AQ_MESSAGE_mark] = check_mark,
+    [AQ_MESSAGE_stopping] = check_stopping,   [AQ_MESSAGE_trace] = check_trace,
+    [AQ_MESSAGE_token] = check_token,         [AQ_MESSAGE_done] = check_done,
+    [AQ_MESSAGE_round_end] = check_round,     [AQ_MESSAGE_averaged] = check_averaged,
 };
 
 static enum aq_message_state state_of(const struct launcher *launcher, const struct stage *stage)

@@ -26,6 +26,7 @@ static void to_all(struct launcher *launcher, const char *op, uint64_t step)
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", op, "rank", (json_int_t)r);
         if (step) json_object_set_new(message, "step", json_integer((json_int_t)step));
+        if (strcmp(op, "go") == 0) launcher_steps_add(launcher, r, message);
         stage_send(launcher, r, message);
     }
 }
@@ -102,7 +103,8 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const struct aq_m
     if (device)
         aq_progress_say(launcher->launch->progress, "rank %u, whose device is auto, is on %.200s", rank, device);
     launcher->rtt_ms = fmax(launcher->rtt_ms, message->ready.rtt_ms);
-    if (++launcher->ready < launcher->ranks || launcher->aborting) return;
+    if (launcher->gone) launcher_return_ready(launcher, rank);
+    if (launcher->gone || ++launcher->ready < launcher->ranks || launcher->aborting) return;
     if (launcher->rtt_ms > 0)
         aq_progress_say(launcher->launch->progress,
                         "stages are up to %.0f ms of round trip apart, more than the plan assumes: set "
@@ -168,29 +170,41 @@ static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_me
     take_step(launcher, rank, json_incref(message->line));
 }
 
+/* The earliest step whose evaluation some replica has reported, and the others have not yet; 0: none. */
+static uint64_t eval_step(const struct launcher *launcher)
+{
+    const uint32_t P = launcher->launch->stages;
+    uint64_t first = 0;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        const json_t *part = json_array_get(launcher->stages[w * P + P - 1].evals, 0);
+        const uint64_t step = part ? aq_control_u64_or(part, "step", 0) : 0;
+        if (step && (first == 0 || step < first)) first = step;
+    }
+    return first;
+}
+
 /*
- * Each replica evaluates a part of the held-out samples, and one may report steps ahead. When all that are not lost
- * have reported the next evaluation, the parts are added in the order of replicas. A new reference, or NULL: not yet.
+ * Each replica evaluates a part of the held-out samples, and one may report steps ahead. When all that were not lost
+ * then have reported the next evaluation, the parts are added in the order of replicas. A new reference, or NULL: not
+ * yet.
  */
 static json_t *join_evals(struct launcher *launcher)
 {
     const uint32_t P = launcher->launch->stages, W = launcher->launch->replicas;
     struct stage *lasts = &launcher->stages[P - 1];
     struct aq_stage_loss all = {0}, coded = {0};
-    uint32_t first = W;
-    for (uint32_t w = W; w-- > 0;) {
-        if (launcher_is_lost(launcher, w * P)) continue;
-        if (json_array_size(lasts[w * P].evals) == 0) return NULL;
-        first = w;
-    }
-    if (first == W) return NULL;
-    json_t *joined = json_copy(json_array_get(lasts[first * P].evals, 0));
-    const uint64_t step = aq_control_u64_or(joined, "step", 0);
-    for (uint32_t w = first; w < W; w++) {
-        if (launcher_is_lost(launcher, w * P)) continue;
+    const uint64_t step = eval_step(launcher);
+    json_t *joined = NULL;
+    if (step == 0) return NULL;
+    for (uint32_t w = 0; w < W; w++)
+        if (!launcher_was_lost(launcher, w * P, step) && json_array_size(lasts[w * P].evals) == 0) return NULL;
+    for (uint32_t w = 0; w < W; w++) {
+        if (launcher_was_lost(launcher, w * P, step)) continue;
         const json_t *part = json_array_get(lasts[w * P].evals, 0);
         if (aq_control_u64_or(part, "step", 0) != step)
-            launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas %u and %u evaluate after different steps", first, w);
+            launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replica %u has no evaluation after step %llu", w,
+                          (unsigned long long)step);
+        if (!joined) joined = json_copy((json_t *)part);
         aq_heldout_add(&all, part);
         aq_heldout_add_coded(&coded, part);
         json_array_remove(lasts[w * P].evals, 0);
@@ -314,6 +328,59 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     return AQ_OK;
 }
 
+/* Have all replicas of a stage put the same weights into this checkpoint? If not, that is the run's cause. */
+static bool are_alike(struct launcher *launcher, uint64_t step)
+{
+    const uint32_t P = launcher->launch->stages;
+    char who[RANK_NAME_BYTES], other[RANK_NAME_BYTES];
+    for (uint32_t s = 0; s < P; s++)
+        for (uint32_t r = s, first = launcher->ranks; r < launcher->ranks; r += P) {
+            if (launcher_was_lost(launcher, r, step)) continue;
+            if (first == launcher->ranks) first = r;
+            if (launcher->stages[r].weights == launcher->stages[first].weights) continue;
+            launcher_fail(launcher, CAUSE_OWN, AQ_MISMATCH,
+                          "step %llu: the weights of %s (digest %016llx) differ from those of %s (%016llx)",
+                          (unsigned long long)step, rank_name(launcher, r, who),
+                          (unsigned long long)launcher->stages[r].weights, rank_name(launcher, first, other),
+                          (unsigned long long)launcher->stages[first].weights);
+            return false;
+        }
+    return true;
+}
+
+/* A checkpoint that a lost replica's files are missing of: those that live go on, and it goes. */
+static void break_off(struct launcher *launcher, uint64_t step)
+{
+    to_all(launcher, "marked", step);
+    hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)step));
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (launcher->stages[r].mark == step) launcher->stages[r].mark = launcher->result->mark;
+}
+
+/* Has every rank that lives put the checkpoint of this step on disk? */
+static void look_at_mark(struct launcher *launcher, uint64_t step)
+{
+    enum aq_status status = AQ_OK;
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (launcher->stages[r].mark != step && !launcher_was_lost(launcher, r, step)) return;
+    if (!are_alike(launcher, step)) return;
+    if (launcher_is_dropped(launcher, step))
+        break_off(launcher, step);
+    else
+        status = complete(launcher, step);
+    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+    if (status == AQ_OK) launcher_rounds_marked(launcher, step);
+}
+
+void launcher_flush_mark(struct launcher *launcher)
+{
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (!launcher_is_lost(launcher, r) && launcher->stages[r].mark > launcher->result->mark) {
+            look_at_mark(launcher, launcher->stages[r].mark); /* those under way are of one step */
+            return;
+        }
+}
+
 static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     const uint64_t step = message->mark.step;
@@ -323,11 +390,8 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_me
         return;
     }
     launcher->stages[rank].mark = step;
-    for (uint32_t r = 0; r < launcher->ranks; r++)
-        if (launcher->stages[r].mark != step && !launcher_is_lost(launcher, r)) return;
-    const enum aq_status status = complete(launcher, step);
-    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
-    if (status == AQ_OK) launcher_rounds_marked(launcher, step);
+    launcher->stages[rank].weights = AQ_MESSAGE_HAS(message, mark, weights) ? message->mark.weights : 0;
+    look_at_mark(launcher, step);
 }
 
 static void on_trace(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
@@ -357,6 +421,12 @@ static void on_stopping(struct launcher *launcher, uint32_t rank, const struct a
 static void on_round(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     launcher_rounds_came(launcher, rank, message->round_end.step);
+}
+
+static void on_averaged(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    const uint64_t ended = AQ_MESSAGE_HAS(message, averaged, ended) ? message->averaged.ended : 0;
+    launcher_rounds_averaged(launcher, rank, message->averaged.whole, ended);
 }
 
 static void on_token(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
@@ -396,7 +466,8 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
         if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
     launcher->stages[rank].failed = true;
     char who[RANK_NAME_BYTES];
-    if (launcher_rounds_lose(launcher, rank, text)) return;
+    /* A replica that returns may have its files elsewhere: then all go back to the checkpoint before. */
+    if (message->failed.checkpoint == 0 && launcher_rounds_lose(launcher, rank, text)) return;
     if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
     launcher->result->unreadable = message->failed.checkpoint > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
@@ -409,6 +480,7 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const struct aq_
     stage->state = STAGE_EXITED;
     launcher->ended++;
     aq_watch_stage_gone(&launcher->watch, rank);
+    if (launcher_return_exited(launcher, rank)) return;
     const uint64_t sig = exited->signal, code = exited->code;
     const int pid = (int)exited->pid;
     const char *last = exited->last ? exited->last : "", *why = exited->why ? exited->why : "";
@@ -436,6 +508,7 @@ static void on_phase(struct launcher *launcher, uint32_t rank, const struct aq_m
     (void)rank;
     (void)message;
     launcher_starting(launcher);
+    launcher_rounds_turn(launcher); /* a replica that returns may be waited for */
 }
 
 static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
@@ -443,6 +516,7 @@ static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, con
     [AQ_MESSAGE_step] = on_step,           [AQ_MESSAGE_eval] = on_eval,     [AQ_MESSAGE_mark] = on_mark,
     [AQ_MESSAGE_stopping] = on_stopping,   [AQ_MESSAGE_trace] = on_trace,   [AQ_MESSAGE_token] = on_token,
     [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed, [AQ_MESSAGE_round_end] = on_round,
+    [AQ_MESSAGE_averaged] = on_averaged,
 };
 
 static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)
@@ -493,7 +567,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *line)
         daemon_wrong(launcher, host, "its line '%.32s' is of no rank that it runs", event);
         return;
     }
-    if (daemon_event(launcher, host, line, &message) || launcher_is_lost(launcher, rank)) return;
+    if (daemon_event(launcher, host, line, &message) || launcher_is_ignored(launcher, rank)) return;
     if (!launcher_expects(launcher, rank, line, &message)) return;
     aq_watch_stage_heard(&launcher->watch, rank);
     if (handlers[message.id]) handlers[message.id](launcher, rank, &message);

@@ -48,6 +48,27 @@ static uint32_t host_of(struct launcher *launcher, const char *address)
     return launcher->host_count++;
 }
 
+/* Its answer to the job. A signal does not wait for it: AQ_ABORTED, with the cause. */
+static enum aq_status answer(struct launcher *launcher, const struct host *host, uint64_t patience_s, json_t **message)
+{
+    const uint64_t deadline_ns = aq_clock_after(patience_s * second_ns);
+    enum aq_status status;
+    while ((status = aq_control_receive(host->control, 0, message)) == AQ_AGAIN) {
+        const uint64_t now = aq_clock_ns();
+        if (now >= deadline_ns) return AQ_TIMEOUT;
+        struct pollfd fds[] = {{.fd = launcher->launch->signals, .events = POLLIN}, /* -1 is ignored */
+                               {.fd = aq_control_fd(host->control),
+                                .events = aq_control_pending(host->control) ? POLLIN | POLLOUT : POLLIN}};
+        if (poll(fds, 2, (int)((deadline_ns - now) / 1000000) + 1) < 0 && errno != EINTR)
+            return aq_fail_errno("launch", "poll");
+        if (fds[0].revents) launcher_signals(launcher);
+        if (launcher->cause == CAUSE_NONE) continue;
+        if (host->pid > 0) kill(host->pid, SIGKILL); /* it has started nothing yet */
+        return AQ_ABORTED;
+    }
+    return status;
+}
+
 static enum aq_status take(struct launcher *launcher, struct host *host)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -65,8 +86,8 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
                   (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
     /* A daemon that has already ended may have sent the cause; one that never started has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
-        status =
-            aq_control_receive(host->control, aq_clock_after((agent ? AGENT_OPEN_S : OPEN_S) * second_ns), &message);
+        status = answer(launcher, host, agent ? AGENT_OPEN_S : OPEN_S, &message);
+    if (status == AQ_ABORTED) return status;
     if (agent && status != AQ_OK) return agent_why(host, status);
     if (status == AQ_TIMEOUT || status == AQ_CLOSED)
         return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", name,
@@ -101,10 +122,8 @@ static enum aq_status meet(struct launcher *launcher, struct host *host)
         host->control = NULL;
         agent_end(host);
         struct pollfd fd = {.fd = launch->signals, .events = POLLIN}; /* -1 is ignored */
-        if (poll(&fd, 1, 1000) > 0) {
-            launcher->stopping = true; /* who asked for the end need not wait for a machine */
-            return status;
-        }
+        if (poll(&fd, 1, 1000) > 0) launcher_signals(launcher);
+        if (launcher->cause != CAUSE_NONE) return AQ_ABORTED; /* who asked for the end need not wait for a machine */
         aq_error_clear();
         watch_send(launcher); /* to those that have the job already */
     }
@@ -140,34 +159,40 @@ enum aq_status hosts_open(struct launcher *launcher)
     return AQ_OK;
 }
 
-enum aq_status hosts_start(struct launcher *launcher)
+enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns)
 {
     const struct aq_launch *launch = launcher->launch;
-    for (uint32_t r = 0; r < launcher->ranks; r++) {
-        aq_watch_stage_begin(&launcher->watch, r, launcher->stages[r].host);
-        json_t *message =
-            json_pack("{s:s, s:b, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "probe", launch->probe,
-                      "rank", (json_int_t)r, "stages", (json_int_t)launcher->ranks, "manifest", launch->manifest,
-                      "plan_hash", aq_control_hex(launch->plan_hash), "id", aq_control_hex(launch->id), "resume",
-                      (json_int_t)launch->resume, "run", launch->run, "checkpoint", launch->checkpoint);
-        const char *hash = launcher_hash(launcher, launch->resume, r);
-        if (hash) json_object_set_new(message, "sha256", json_string(hash));
-        if (launch->until) json_object_set_new(message, "until", json_integer((json_int_t)launch->until));
-        if (launch->ask) json_object_set(message, "ask", launch->ask);
-        const char *host = launcher->hosts[launcher->stages[r].host].address;
-        const bool guest = host && strcmp(host, AQ_LAUNCH_GUEST) == 0; /* no path of this machine goes there */
-        if (launch->lengths && !guest)                                 /* a guest has its own */
-            json_object_set_new(message, "lengths", json_string(launch->lengths));
-        if (launch->sums && !guest) json_object_set_new(message, "sums", json_string(launch->sums));
-        if (launch->shift || launch->updates) {
-            json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));
-            json_object_set_new(message, "updates", json_integer((json_int_t)launch->updates));
-        }
-        if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
-        stage_send(launcher, r, message);
-        if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
-        launcher->stages[r].state = STAGE_STARTED;
+    aq_watch_stage_begin(&launcher->watch, rank, launcher->stages[rank].host);
+    json_t *message =
+        json_pack("{s:s, s:b, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "probe", launch->probe, "rank",
+                  (json_int_t)rank, "stages", (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
+                  aq_control_hex(launch->plan_hash), "id", aq_control_hex(launch->id), "resume",
+                  (json_int_t)launch->resume, "run", launch->run, "checkpoint", launch->checkpoint);
+    const char *hash = launcher_hash(launcher, launch->resume, rank);
+    if (hash) json_object_set_new(message, "sha256", json_string(hash));
+    if (launch->until) json_object_set_new(message, "until", json_integer((json_int_t)launch->until));
+    if (launch->ask) json_object_set(message, "ask", launch->ask);
+    const char *host = launcher->hosts[launcher->stages[rank].host].address;
+    const bool guest = host && strcmp(host, AQ_LAUNCH_GUEST) == 0; /* no path of this machine goes there */
+    if (launch->lengths && !guest)                                 /* a guest has its own */
+        json_object_set_new(message, "lengths", json_string(launch->lengths));
+    if (launch->sums && !guest) json_object_set_new(message, "sums", json_string(launch->sums));
+    if (launch->shift || launch->updates) {
+        json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));
+        json_object_set_new(message, "updates", json_integer((json_int_t)launch->updates));
     }
+    if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
+    if (returns) json_object_set_new(message, "returns", json_true());
+    stage_send(launcher, rank, message);
+    if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
+    launcher->stages[rank].state = STAGE_STARTED;
+    return AQ_OK;
+}
+
+enum aq_status hosts_start(struct launcher *launcher)
+{
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        AQ_TRY(host_start(launcher, r, false));
     return AQ_OK;
 }
 

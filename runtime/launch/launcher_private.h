@@ -28,6 +28,9 @@ struct host {
 
 enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE_EXITED };
 
+/* What a rank has told of the average under way. */
+enum stage_average { AVERAGE_NONE = 0, AVERAGE_TORN, AVERAGE_WHOLE };
+
 struct stage {
     uint32_t host;
     enum stage_state state;
@@ -37,6 +40,10 @@ struct stage {
     uint64_t step;                           /* newest that this rank has reported             */
     uint64_t evaluated;                      /* newest step that it has evaluated after    */
     uint64_t round;                          /* newest step that ends a round and that it has come to */
+    enum stage_average averaged;             /* in this attempt */
+    double step_seconds;                     /* of its steps in the newest round; 0: not known */
+    uint64_t ended;                          /* then, of AVERAGE_TORN: replicas its links to which have ended */
+    uint64_t weights;                        /* digest of those in its newest checkpoint; 0: it sends none */
     uint64_t trace_bytes;                    /* that it has sent                         */
     int pid;                                 /* as its daemon tells                      */
     uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it listens for */
@@ -49,13 +56,46 @@ struct stage {
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not reported yet; or NULL */
 };
 
+/* Where a replica is between its loss and its return (launcher_return.c has the transitions). */
+enum replica_state {
+    REPLICA_TRAINS = 0,
+    REPLICA_ENDS,   /* lost; its processes are being ended */
+    REPLICA_STARTS, /* lost; new processes open what needs no weights, and wait for a round's end */
+    REPLICA_ENTERS, /* counts from that round on; its processes start from the round's checkpoint */
+    REPLICA_GONE    /* lost, and does not return: all go back to the next round's checkpoint */
+};
+
+struct launcher_replica {
+    enum replica_state state;
+    bool lost;            /* the next round ends without it */
+    bool member;          /* it was named in the newest round, or none was named yet */
+    uint64_t from;        /* its lines count after this step */
+    uint32_t tries;       /* starts since it was a member */
+    uint64_t deadline_ns; /* of REPLICA_ENDS and REPLICA_STARTS, by the watch's clock */
+    /* reduce.steps: speed (launcher_steps.c). */
+    struct launcher_share {
+        uint64_t steps;         /* that it trains of the round under way, its last ones             */
+        uint64_t position;      /* batches that it has trained before, and that counted             */
+        uint64_t updates;       /* that its moments have had before                                 */
+        uint64_t after, before; /* of the round: it trains none of the steps after this one up to that one */
+        double step_seconds;    /* that a step of it takes; 0: not known                            */
+    } share;
+};
+
 /* reduce.patience (launcher_rounds.c). */
 struct launcher_rounds {
-    bool lost[AQ_JOB_RANKS_MAX]; /* by replica: the next round ends without it */
-    uint64_t decided;            /* last step of the newest round whose members were named    */
-    uint64_t without;            /* of the round that ended without some replica; 0: none has */
-    uint64_t first_ns;           /* since when a replica is at the end of the next round; 0: none is */
-    json_t *log;                 /* to repeat a run by: its lines `round`, by step; NULL: none */
+    struct launcher_replica replicas[AQ_JOB_RANKS_MAX];
+    uint64_t decided;   /* last step of the newest round that is over: all its members have the mean */
+    uint64_t averaging; /* last step of the round whose members were named, and have not all the mean; 0: none */
+    uint64_t named;     /* these members; a bit for each replica */
+    uint32_t attempt;   /* of this round, from 1 */
+    uint64_t torn_ns;   /* 1 + when, by the watch's clock, all had ended this attempt, some without the mean, and
+                           nobody was lost; 0: it is not so */
+    uint64_t without;   /* of a round without some replica whose checkpoint is asked for, and not complete; 0: none */
+    uint64_t dropped;   /* checkpoints of this step and before that were not complete are broken off: a replica was lost
+                           before it had written its part; 0: none */
+    uint64_t first_ns;  /* 1 + when, by the watch's clock, the first came to the end of the next round; 0: none has */
+    json_t *log;        /* to repeat a run by: its lines `round`, by step; NULL: none */
 };
 
 enum { RANK_NAME_BYTES = 48 };
@@ -100,6 +140,7 @@ struct launcher {
 /* launcher_hosts.c */
 enum aq_status hosts_open(struct launcher *launcher);
 enum aq_status hosts_start(struct launcher *launcher);
+enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns); /* one rank's worker */
 void host_lost(struct launcher *launcher, struct host *host, enum aq_status status);
 void hosts_close(struct launcher *launcher);
 /* Takes the reference; a daemon that cannot be reached is a cause. */
@@ -175,20 +216,64 @@ void probe_give_up(struct probe *probe);
 
 /*
  * launcher_rounds.c: reduce.patience; without it they do nothing. open: reads launch->rounds. came: a rank is at the
- * end of a round. lose: this rank has ended or fails; true: its replica alone is lost, and the run goes on. turn: is a
- * replica late? marked: the checkpoint of this step is complete.
+ * end of a round. averaged: it has ended an attempt to average. lose: this rank has ended or fails; true: its replica
+ * alone is lost, and the run goes on. turn: is a replica late? marked: the checkpoint of this step is complete, or it
+ * is one that was broken off, and all that live have written theirs.
  */
 enum aq_status launcher_rounds_open(struct launcher *launcher);
 void launcher_rounds_close(struct launcher *launcher);
 bool launcher_rounds_due(const struct launcher *launcher, uint64_t step); /* does a round end there? */
 void launcher_rounds_came(struct launcher *launcher, uint32_t rank, uint64_t step);
+void launcher_rounds_averaged(struct launcher *launcher, uint32_t rank, bool whole, uint64_t ended);
 bool launcher_rounds_lose(struct launcher *launcher, uint32_t rank, const char *why);
 void launcher_rounds_turn(struct launcher *launcher);
 void launcher_rounds_marked(struct launcher *launcher, uint64_t step);
-bool launcher_is_lost(const struct launcher *launcher, uint32_t rank); /* its replica is */
+bool launcher_is_dropped(const struct launcher *launcher, uint64_t step); /* the checkpoint of this step */
+bool launcher_is_lost(const struct launcher *launcher, uint32_t rank);    /* its replica is */
+/* Was its replica lost, or not back yet, in this step? */
+bool launcher_was_lost(const struct launcher *launcher, uint32_t rank, uint64_t step);
+/* Lines of this rank are of a lost replica's old process: they do not count. */
+bool launcher_is_ignored(const struct launcher *launcher, uint32_t rank);
 
-/* launcher_events.c: lines that have waited only for ranks that are lost now. */
+/*
+ * launcher_steps.c: reduce.steps: speed; without it they do nothing. open: the first round's, from the run's own log
+ * where it resumes. named: may a line of a log name them so? next: the round that ends with `step` had these members;
+ * what each of those that train the next one does of it. known: is it known how fast this replica is? due: the step
+ * that the rank reports next. add: to a message that starts a round. note: to the line of the round's end.
+ */
+enum aq_status launcher_steps_open(struct launcher *launcher);
+bool launcher_steps_named(const struct launcher *launcher, const json_t *line);
+void launcher_steps_next(struct launcher *launcher, uint64_t step, uint64_t members);
+bool launcher_steps_known(const struct launcher *launcher, uint32_t replica);
+uint64_t launcher_steps_due(const struct launcher *launcher, uint32_t rank);
+void launcher_steps_add(const struct launcher *launcher, uint32_t rank, json_t *message);
+void launcher_steps_note(const struct launcher *launcher, json_t *line);
+
+/* launcher_rounds.c: the round that ends with this step in the run that is repeated, or NULL: none is noted. And the
+ * last step of the round after it. */
+const json_t *launcher_rounds_logged(const struct launcher *launcher, uint64_t step);
+uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
+
+/*
+ * launcher_return.c: how a lost replica returns. begin: it was just lost; its processes are ended, or it does not
+ * return. exited: this rank's process has ended; true: that is no loss. ready: this rank is, while others train. waits:
+ * is it where it can enter? may: will it return by itself? enter: the round that ends with this step was its last one
+ * without; its ranks are told when the checkpoint is complete (told). stay: it is broken off, so they wait for a later
+ * one. turn: has one taken too long?
+ */
+void launcher_return_begin(struct launcher *launcher, uint32_t replica);
+bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
+void launcher_return_ready(struct launcher *launcher, uint32_t rank);
+bool launcher_return_waits(const struct launcher *launcher, uint32_t replica);
+bool launcher_return_may(const struct launcher *launcher, uint32_t replica);
+void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step);
+void launcher_return_told(struct launcher *launcher, uint64_t step);
+void launcher_return_stay(struct launcher *launcher, uint64_t step);
+void launcher_return_turn(struct launcher *launcher);
+
+/* launcher_events.c: lines, and a checkpoint, that have waited only for ranks that are lost now. */
 void launcher_flush(struct launcher *launcher);
+void launcher_flush_mark(struct launcher *launcher);
 
 /* launcher_watch.c */
 void watch_open(struct launcher *launcher);
@@ -207,6 +292,7 @@ bool launcher_turn(struct launcher *launcher);
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void launcher_stop(struct launcher *launcher, const char *who);
-void launcher_abort(struct launcher *launcher); /* kill all workers: the loop ends when they are gone */
+void launcher_signals(struct launcher *launcher); /* stops for each that has come */
+void launcher_abort(struct launcher *launcher);   /* kill all workers: the loop ends when they are gone */
 
 #endif

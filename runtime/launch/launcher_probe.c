@@ -36,24 +36,19 @@ static enum aq_status status_of(const char *text)
 
 /* ---- what workers say ---- */
 
-static bool on_listening(struct probe *probe, uint32_t rank, const json_t *message)
+static bool on_listening(struct probe *probe, uint32_t rank, const struct aq_message *message)
 {
-    const char *address = aq_control_text_or(message, "address", "");
-    const size_t length = strlen(address);
     struct probe_rank *r = &probe->ranks[rank];
-    if (r->ready || length == 0 || length > PROBE_ADDRESS_CHARS) return refuse(probe, rank, "listens at no address");
-    for (size_t i = 0; i < length; i++)
-        if (address[i] <= ' ' || address[i] > '~') return refuse(probe, rank, "listens at no address");
-    memcpy(r->address, address, length + 1);
+    if (r->ready) return refuse(probe, rank, "listens, and was ready already");
+    snprintf(r->address, sizeof r->address, "%s", message->listening.address);
     return true;
 }
 
-static struct probe_answer *answer_of(struct probe *probe, uint32_t rank, const json_t *message)
+static struct probe_answer *answer_of(struct probe *probe, uint32_t rank, uint64_t peer)
 {
     const struct aq_probe_pair *pair = probe->pair;
     if (!pair || (rank != pair->from && rank != pair->to)) return NULL;
     struct probe_answer *answer = &probe->answers[rank == pair->to];
-    const uint64_t peer = aq_control_u64_or(message, "peer", UINT64_MAX);
     return answer->asked && !answer->come && peer == (rank == pair->to ? pair->from : pair->to) ? answer : NULL;
 }
 
@@ -66,69 +61,70 @@ static bool was_owed(struct probe *probe, uint32_t rank)
     return true;
 }
 
-static bool on_probed(struct probe *probe, uint32_t rank, const json_t *message)
+static bool on_probed(struct probe *probe, uint32_t rank, const struct aq_message *message)
 {
-    if (was_owed(probe, rank)) return true;
-    struct probe_answer *answer = answer_of(probe, rank, message);
+    struct probe_answer *answer = answer_of(probe, rank, message->probed.peer);
     if (!answer) return refuse(probe, rank, "has measured what it was not asked to");
     struct aq_probe_figures *figures = &probe->pair->figures[rank == probe->pair->to];
-    if (aq_probe_figures_read(message, rank != probe->pair->listener, figures) != AQ_OK)
+    if (aq_probe_figures_read(message->line, rank != probe->pair->listener, figures) != AQ_OK)
         return refuse(probe, rank, "reports impossible figures");
     answer->come = answer->measured = true;
     return true;
 }
 
-static bool on_unprobed(struct probe *probe, uint32_t rank, const json_t *message)
+static bool on_unprobed(struct probe *probe, uint32_t rank, const struct aq_message *message)
 {
-    if (was_owed(probe, rank)) return true;
-    struct probe_answer *answer = answer_of(probe, rank, message);
-    const char *text = aq_control_text_or(message, "text", "");
-    const uint64_t phase = aq_control_u64_or(message, "phase", AQ_PROBE_PHASES);
+    const struct aq_message_unprobed *unprobed = &message->unprobed;
+    struct probe_answer *answer = answer_of(probe, rank, unprobed->peer);
     if (!answer) return refuse(probe, rank, "has not measured what it was not asked to");
-    if (strlen(text) > AQ_PROBE_TEXT_CHARS || phase >= AQ_PROBE_PHASES)
-        return refuse(probe, rank, "reports a failure that is impossible");
+    const char *text = unprobed->text ? unprobed->text : "";
     answer->come = true;
-    answer->phase = (uint32_t)phase;
-    answer->status = status_of(aq_control_text_or(message, "status", ""));
+    answer->phase = (uint32_t)unprobed->phase;
+    answer->status = status_of(unprobed->status ? unprobed->status : "");
     (void)aq_printable(text, strlen(text), true, answer->text, sizeof answer->text);
     return true;
 }
 
-static void on_failed(struct probe *probe, uint32_t rank, const json_t *message, const char *key)
+static void on_failed(struct probe *probe, uint32_t rank, const char *text)
 {
     struct probe_rank *r = &probe->ranks[rank];
-    const char *text = aq_control_text_or(message, key, "");
     if (r->failed) return;
     r->failed = true;
-    if (!*text) text = "its worker ended";
+    if (!text || !*text) text = "its worker ended";
     char cut[AQ_PROBE_TEXT_CHARS + 1];
     snprintf(cut, sizeof cut, "%s", text);
     (void)aq_printable(cut, strlen(cut), true, r->why, sizeof r->why);
 }
 
-bool probe_event(struct probe *probe, const struct host *host, const json_t *message)
+bool probe_event(struct probe *probe, const struct host *host, const json_t *line)
 {
     struct launcher *launcher = &probe->launcher;
-    const char *event = aq_control_text_or(message, "event", "");
+    const char *event = aq_control_text_or(line, "event", "");
+    struct aq_message message;
+    struct aq_message_wrong wrong;
     uint32_t rank;
     if (strcmp(event, "beat") == 0 || strcmp(event, "stop-asked") == 0) return true;
-    if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
+    if (aq_control_get_u32(line, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
         &launcher->hosts[launcher->stages[rank].host] != host) {
         launcher_fail(launcher, CAUSE_OWN, AQ_PROTO,
                       "the daemon of %s breaks the protocol: its line '%.32s' is of no rank that it runs",
                       host->address ? host->address : "this machine", event);
         return false;
     }
-    if (strcmp(event, "failed") == 0 || strcmp(event, "exited") == 0) {
-        on_failed(probe, rank, message, strcmp(event, "failed") == 0 ? "text" : "last");
-        return true;
-    }
-    if (strcmp(event, "listening") == 0) return on_listening(probe, rank, message);
-    if (strcmp(event, "probed") == 0) return on_probed(probe, rank, message);
-    if (strcmp(event, "unprobed") == 0) return on_unprobed(probe, rank, message);
-    if (strcmp(event, "ready") != 0 || probe->ranks[rank].ready)
+    enum aq_message_id id = aq_message_find(line, AQ_END_WORKER, AQ_END_LAUNCHER);
+    if (strcmp(event, "exited") == 0) id = AQ_MESSAGE_exited; /* the daemon's own */
+    const bool answers = id == AQ_MESSAGE_probed || id == AQ_MESSAGE_unprobed;
+    if (answers && was_owed(probe, rank)) return true;
+    if (id == AQ_MESSAGES || !aq_message_allowed(id, AQ_STATE_MEASURING) ||
+        (id == AQ_MESSAGE_ready && probe->ranks[rank].ready))
         return refuse(probe, rank, "sent an event that is not due in a measurement");
-    probe->ranks[rank].ready = true;
+    if (!aq_message_read(id, line, NULL, &message, &wrong)) return refuse(probe, rank, wrong.text);
+    if (id == AQ_MESSAGE_failed || id == AQ_MESSAGE_exited)
+        on_failed(probe, rank, id == AQ_MESSAGE_failed ? message.failed.text : message.exited.last);
+    if (id == AQ_MESSAGE_listening) return on_listening(probe, rank, &message);
+    if (id == AQ_MESSAGE_probed) return on_probed(probe, rank, &message);
+    if (id == AQ_MESSAGE_unprobed) return on_unprobed(probe, rank, &message);
+    if (id == AQ_MESSAGE_ready) probe->ranks[rank].ready = true;
     return true;
 }
 
@@ -313,10 +309,9 @@ enum aq_status aq_probe_run(const struct aq_launch *launch, struct aq_probe_pair
                             size_t bytes)
 {
     struct aq_launch_result result = {0};
-    void *memory;
     AQ_ASSERT(launch->probe && launch->stages * launch->replicas <= AQ_JOB_RANKS_MAX);
-    AQ_TRY(aq_alloc(sizeof(struct probe), &memory));
-    struct probe *probe = memory;
+    struct probe *probe;
+    AQ_TRY(AQ_NEW(1, &probe));
     struct launcher *launcher = &probe->launcher;
     launcher->launch = launch;
     launcher->ranks = launch->stages * launch->replicas;
@@ -334,7 +329,7 @@ enum aq_status aq_probe_run(const struct aq_launch *launch, struct aq_probe_pair
     hosts_close(launcher);
     status = launcher->cause == CAUSE_NONE ? AQ_OK : result.status;
     snprintf(cause, bytes, "%s", result.cause);
-    aq_free(memory);
+    aq_free(probe);
     return status;
 }
 

@@ -1,21 +1,40 @@
 /*
  * launcher_rounds.c -- reduce.patience: which replicas average at a round's end, and what follows where some do not.
  *
- *     worker          launcher
- *     round S    -->               each rank, at the end of the round that ends with step S
- *                <--  members S    to all ranks of the replicas that are there, one set for all stages
- *     ... the mean over the members, the outer step, a checkpoint of S if somebody is missing ...
- *     mark S     -->               the members' ranks; the first member's wrote the missing ones' files
+ *     worker           launcher
+ *     round S     -->               each rank, at the end of the round that ends with step S
+ *                 <--  members S    to all ranks of the replicas that are there, one set for all stages
+ *     ... the mean over the members ...
+ *     averaged S  -->               the members' ranks
+ *                 <--  averaged S   when all have the mean
+ *     ... the outer step, a checkpoint of S if somebody can enter, or cannot return ...
+ *     mark S      -->               the members' ranks; the first member's wrote the missing ones' files
+ *                 <--  enter S      when it is complete: to the ranks of a missing replica that is ready for it
  *
  * A replica with a rank that has ended, failed or is silent is lost. One that comes later than the first by more than
- * the patience is late: it is treated alike, and its work of this round is dropped. When the checkpoint is complete,
- * all workers are started again from it (restart.h): the missing replica has the members' weights and outer momentum.
+ * the patience is late: it is treated alike, and its work of this round is dropped. The others train on. The lost one
+ * is started again, and trains from the next round's checkpoint on that finds it ready (launcher_return.c). Where it
+ * cannot return, all workers are started again from that checkpoint (restart.h). Either way it has the members' weights
+ * and outer momentum, and the same bits.
  *
- * A loss is the whole run's, as without the key, where no round can end without the replica: while members that include
- * it may be averaging, while a checkpoint is not complete, in the last round, and where nobody else is left.
+ * A member that is lost while the members average: no stage has taken the outer step, because none was told that all
+ * have the mean. Those still at it are told to end this attempt (`break`). When all that live have ended it
+ * (`averaged`), members without the lost one are named, and the round is averaged again, from the movements that each
+ * has kept. So either all stages of a replica count in a round, or none does, whatever moment it was lost in. A
+ * link between living replicas that has ended ends the attempt alike, for all. If nobody is lost within the patience
+ * then, the replica that most of the others miss is ended, too.
+ *
+ * A member may be lost while a checkpoint is being written. If its own part is not on disk, that checkpoint is broken
+ * off: those that live write theirs to the end, and are told that it is over as if it were complete; its files go, and
+ * the one before stays the run's last. Who was to enter with it waits for the next round's.
+ *
+ * A loss is the whole run's, as without the key, where no round can end without the replica: in the last round, where
+ * nobody else is left, and, with checkpoint.best or train.early_stop, while a checkpoint is not complete. So the others
+ * wait at the end of the last round but one until a replica that returns is ready to enter.
  *
  * What was decided is a line `round` in metrics.jsonl. launch->rounds repeats it: a round there that ended without some
- * replicas ends without them here, too, so that the weights are the same.
+ * replicas ends without them here, too, so that the weights are the same. A replica that is among the next round's
+ * members there is waited for here.
  */
 #include <inttypes.h>
 
@@ -24,7 +43,19 @@
 
 bool launcher_is_lost(const struct launcher *launcher, uint32_t rank)
 {
-    return launcher->rounds.lost[rank / launcher->launch->stages];
+    return launcher->rounds.replicas[rank / launcher->launch->stages].lost;
+}
+
+bool launcher_was_lost(const struct launcher *launcher, uint32_t rank, uint64_t step)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
+    return of->lost || step <= of->from;
+}
+
+bool launcher_is_ignored(const struct launcher *launcher, uint32_t rank)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
+    return of->lost && of->state != REPLICA_STARTS;
 }
 
 static bool is_on(const struct launcher *launcher)
@@ -39,11 +70,16 @@ bool launcher_rounds_due(const struct launcher *launcher, uint64_t step)
     return is_on(launcher) && (step % bounds->round_steps == 0 || step == bounds->steps);
 }
 
-static uint64_t next_round(const struct launcher *launcher)
+uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
-    const uint64_t next = (launcher->rounds.decided / bounds->round_steps + 1) * bounds->round_steps;
+    const uint64_t next = (step / bounds->round_steps + 1) * bounds->round_steps;
     return next < bounds->steps ? next : bounds->steps;
+}
+
+static uint64_t next_round(const struct launcher *launcher)
+{
+    return launcher_rounds_after(launcher, launcher->rounds.decided);
 }
 
 /* Is every rank of the replica at the end of the round? */
@@ -59,108 +95,319 @@ static uint32_t living(const struct launcher *launcher)
 {
     uint32_t count = 0;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
-        count += !launcher->rounds.lost[w];
+        count += !launcher->rounds.replicas[w].lost;
     return count;
+}
+
+/* Those of them that have weights: not who waits for the checkpoint of the round that has just ended. */
+static uint32_t living_with_weights(const struct launcher *launcher)
+{
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    uint32_t count = 0;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        count += !rounds->replicas[w].lost && !(rounds->without && rounds->replicas[w].state == REPLICA_ENTERS &&
+                                                rounds->replicas[w].from == rounds->without);
+    return count;
+}
+
+bool launcher_is_dropped(const struct launcher *launcher, uint64_t step)
+{
+    return step <= launcher->rounds.dropped;
+}
+
+/* The last of the checkpoints that are due, or were asked for, and are not complete; 0: none. */
+static uint64_t open_mark(const struct launcher *launcher)
+{
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    const uint64_t every = launcher->launch->bounds.mark_every;
+    const uint64_t regular = every > 0 ? rounds->decided - rounds->decided % every : 0;
+    const uint64_t last = rounds->without > regular ? rounds->without : regular;
+    return last > launcher->result->mark && !launcher_is_dropped(launcher, last) ? last : 0;
 }
 
 /* May the next round end without this replica? */
 static bool can_lose(const struct launcher *launcher, uint32_t replica)
 {
     const struct aq_launch *launch = launcher->launch;
-    const uint64_t decided = launcher->rounds.decided, every = launch->bounds.mark_every;
+    const uint64_t decided = launcher->rounds.decided;
     if (!is_on(launcher) || !launcher->gone || launcher->aborting || launcher->cause != CAUSE_NONE || launch->bits)
         return false;
-    if (launcher->rounds.without || next_round(launcher) == launch->bounds.steps) return false;
-    if (living(launcher) < 2) return false;
-    if (every > 0 && decided % every == 0 && decided > launcher->result->mark) return false;
+    if (next_round(launcher) == launch->bounds.steps || living_with_weights(launcher) < 2) return false;
+    const uint64_t last = launcher->last_step ? launcher->last_step : launcher->result->early_step;
+    if (last && decided >= last) return false;                   /* no round follows, which it could enter */
+    if (!launcher->rounds.replicas[replica].member) return true; /* it has not averaged with the others yet */
+    return open_mark(launcher) == 0 || !launcher->result->best.figure;
+}
+
+static uint64_t lost_of(const struct launcher *launcher)
+{
+    uint64_t lost = 0;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        if (launcher->rounds.replicas[w].lost) lost |= 1ull << w;
+    return lost;
+}
+
+/* Those that wait for a part of the average that will not come need not. */
+static void break_off(struct launcher *launcher)
+{
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    const uint64_t lost = lost_of(launcher) & rounds->named;
     for (uint32_t r = 0; r < launcher->ranks; r++)
-        if (r / launch->stages != replica && !launcher_is_lost(launcher, r) && launcher->stages[r].step < decided)
-            return false;
-    return true;
+        if (!launcher_is_lost(launcher, r) && launcher->stages[r].averaged == AVERAGE_NONE)
+            stage_send(launcher, r,
+                       json_pack("{s:s, s:I, s:I, s:I, s:o}", "op", "break", "rank", (json_int_t)r, "step",
+                                 (json_int_t)rounds->averaging, "attempt", (json_int_t)rounds->attempt, "lost",
+                                 aq_control_hex(lost)));
+}
+
+/* This member is lost: a checkpoint that its files are missing of will not be complete. */
+static void drop_mark(struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    const uint64_t step = open_mark(launcher);
+    bool has = true;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        has &= launcher->stages[r].mark == step;
+    if (step == 0 || has) return;
+    aq_progress_say(launcher->launch->progress,
+                    "the checkpoint of step %" PRIu64 " is broken off: replica %u had not written its part", step,
+                    replica);
+    launcher->rounds.dropped = step;
+    launcher_return_stay(launcher, step);
 }
 
 static void lose(struct launcher *launcher, uint32_t replica)
 {
     const uint32_t P = launcher->launch->stages;
-    launcher->rounds.lost[replica] = true;
+    if (launcher->rounds.replicas[replica].member) drop_mark(launcher, replica);
+    launcher->rounds.replicas[replica].lost = true;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         aq_watch_stage_gone(&launcher->watch, r);
-        aq_metrics_lose(launcher->launch->metrics, r);
+        aq_metrics_without(launcher->launch->metrics, r, 0, UINT64_MAX);
+        json_array_clear(launcher->stages[r].evals);
     }
     launcher_flush(launcher);
+    launcher_flush_mark(launcher);
+    if (launcher->rounds.averaging && (launcher->rounds.named >> replica & 1)) break_off(launcher);
+    launcher_return_begin(launcher, replica);
+}
+
+static json_t *replicas_of(const struct launcher *launcher, uint64_t bits)
+{
+    json_t *list = json_array();
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        if (bits >> w & 1) json_array_append_new(list, json_integer((json_int_t)w));
+    return list;
 }
 
 /* A run that was started again also notes rounds with all members: an older line of that step may have others. */
-static void note(struct launcher *launcher, uint64_t step, uint64_t members)
+static void note(struct launcher *launcher, uint64_t step, uint64_t members, uint64_t entering)
 {
-    json_t *in = json_array(), *out = json_array();
-    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
-        json_array_append_new(members >> w & 1 ? in : out, json_integer((json_int_t)w));
-    const enum aq_status status =
-        aq_metrics_line(launcher->launch->metrics, json_pack("{s:s, s:I, s:o, s:o}", "event", "round", "step",
-                                                             (json_int_t)step, "members", in, "without", out));
+    json_t *line = json_pack("{s:s, s:I, s:o, s:o, s:o}", "event", "round", "step", (json_int_t)step, "members",
+                             replicas_of(launcher, members), "without", replicas_of(launcher, ~members), "entering",
+                             replicas_of(launcher, entering));
+    launcher_steps_note(launcher, line);
+    const enum aq_status status = aq_metrics_line(launcher->launch->metrics, line);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
-    if (living(launcher) == launcher->launch->replicas) return;
-    aq_progress_say(launcher->launch->progress,
-                    "step %" PRIu64 ": the round ends with %u of %u replicas; all continue from its checkpoint", step,
-                    living(launcher), launcher->launch->replicas);
 }
 
+const json_t *launcher_rounds_logged(const struct launcher *launcher, uint64_t step)
+{
+    char key[24];
+    snprintf(key, sizeof key, "%" PRIu64, step);
+    return json_object_get(launcher->rounds.log, key);
+}
+
+static bool logged_without(const struct launcher *launcher, uint64_t step, uint32_t replica)
+{
+    size_t index;
+    const json_t *number;
+    json_array_foreach(json_object_get(launcher_rounds_logged(launcher, step), "without"), index,
+                       number) if (json_integer_value(number) == (json_int_t)replica) return true;
+    return false;
+}
+
+/* Will the replica be in the round after the one that ends with this step, if it is ready? */
+static bool is_due_back(const struct launcher *launcher, uint32_t replica, uint64_t step)
+{
+    if (!launcher_return_may(launcher, replica)) return false;
+    return !launcher->rounds.log || !logged_without(launcher, launcher_rounds_after(launcher, step), replica);
+}
+
+/* Must the round's end wait until a replica that returns can enter? */
+static bool is_held(const struct launcher *launcher, uint64_t step)
+{
+    const bool last = launcher_rounds_after(launcher, step) == launcher->launch->bounds.steps;
+    if (launcher->stopping) return false;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        if ((last || launcher->rounds.log) && is_due_back(launcher, w, step) && !launcher_return_waits(launcher, w))
+            return true;
+    return false;
+}
+
+/* Names the members of a round, or those that are left of them. */
 static void name_members(struct launcher *launcher, uint64_t step)
 {
-    uint64_t members = 0;
-    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
-        if (!launcher->rounds.lost[w]) members |= 1ull << w;
-    const bool missing = living(launcher) < launcher->launch->replicas;
-    if (missing) launcher->rounds.without = step;
-    if (missing || launcher->launch->resume > 0) note(launcher, step, members);
-    launcher->rounds.decided = step;
-    launcher->rounds.first_ns = 0;
-    for (uint32_t r = 0; r < launcher->ranks; r++)
+    struct launcher_rounds *rounds = &launcher->rounds;
+    uint64_t returned = 0;
+    rounds->attempt = rounds->averaging == step ? rounds->attempt + 1 : 1;
+    rounds->averaging = step;
+    rounds->named = 0;
+    rounds->torn_ns = 0;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        if (rounds->replicas[w].lost) continue;
+        rounds->named |= 1ull << w;
+        if (!rounds->replicas[w].member) returned |= 1ull << w;
+    }
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        launcher->stages[r].averaged = AVERAGE_NONE;
         if (!launcher_is_lost(launcher, r))
             stage_send(launcher, r,
-                       json_pack("{s:s, s:I, s:I, s:o}", "op", "members", "rank", (json_int_t)r, "step",
-                                 (json_int_t)step, "members", aq_control_hex(members)));
+                       json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "op", "members", "rank", (json_int_t)r, "step",
+                                 (json_int_t)step, "attempt", (json_int_t)rounds->attempt, "members",
+                                 aq_control_hex(rounds->named), "returned", aq_control_hex(returned)));
+    }
+}
+
+/* All members have the mean: it counts, and the next round begins. */
+static void end_round(struct launcher *launcher)
+{
+    struct launcher_rounds *rounds = &launcher->rounds;
+    struct launcher_replica *replicas = rounds->replicas;
+    const uint64_t step = rounds->averaging;
+    const uint32_t count = living(launcher), all = launcher->launch->replicas;
+    const bool last = step == launcher->last_step && step < launcher->launch->bounds.steps;
+    uint64_t returned = 0, entering = 0;
+    bool mark = count < all && launcher->stopping;
+    for (uint32_t w = 0; w < all; w++) {
+        if (!replicas[w].lost && !replicas[w].member) returned |= 1ull << w;
+        if (is_due_back(launcher, w, step) && launcher_return_waits(launcher, w)) entering |= 1ull << w;
+        mark |= replicas[w].state == REPLICA_GONE;
+        replicas[w].member = !replicas[w].lost;
+        if (replicas[w].member) replicas[w].tries = 0;
+    }
+    mark |= entering != 0;
+    if (mark) rounds->without = step;
+    for (uint32_t w = 0; w < all; w++)
+        if (entering >> w & 1) launcher_return_enter(launcher, w, step);
+    launcher_steps_next(launcher, step, rounds->named);
+    if (count < all || returned || launcher->launch->resume > 0 || launcher->launch->bounds.by_speed)
+        note(launcher, step, rounds->named, entering);
+    if (count < all)
+        aq_progress_say(launcher->launch->progress, "step %" PRIu64 ": the round ends with %u of %u replicas", step,
+                        count, all);
+    rounds->decided = step;
+    rounds->averaging = 0;
+    rounds->first_ns = 0;
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        if (!(rounds->named >> r / launcher->launch->stages & 1)) continue;
+        json_t *message = json_pack("{s:s, s:I, s:I, s:b, s:b}", "op", "averaged", "rank", (json_int_t)r, "step",
+                                    (json_int_t)step, "last", last, "mark", mark);
+        launcher_steps_add(launcher, r, message);
+        stage_send(launcher, r, message);
+    }
+}
+
+/* Links between replicas that live have ended: the one that most of the others miss is lost; of several the last. */
+static void end_missed(struct launcher *launcher)
+{
+    struct launcher_rounds *rounds = &launcher->rounds;
+    uint32_t most = 0, missed = 0;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        uint32_t count = 0;
+        for (uint32_t r = 0; r < launcher->ranks; r++)
+            count += r / launcher->launch->stages != w && !launcher_is_lost(launcher, r) &&
+                     (launcher->stages[r].ended >> w & 1);
+        if (count == 0 || count < most || rounds->replicas[w].lost) continue;
+        most = count;
+        missed = w;
+    }
+    if (most > 0 && !rounds->log && can_lose(launcher, missed)) {
+        aq_progress_say(launcher->launch->progress, "replica %u: %u links to it have ended: the round ends without it",
+                        missed, most);
+        lose(launcher, missed);
+    } else if (launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
+                             "the round of step %" PRIu64 " cannot be averaged: links between replicas have ended",
+                             rounds->averaging))
+        launcher->result->transient = true;
+}
+
+/* An average is under way: is it over, or has it to be made again? */
+static void look_at_average(struct launcher *launcher)
+{
+    struct launcher_rounds *rounds = &launcher->rounds;
+    const uint64_t now = launcher->watch.clock.now_ns + 1;
+    bool whole = true;
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        if (launcher_is_lost(launcher, r)) continue;
+        if (launcher->stages[r].averaged == AVERAGE_NONE) return;
+        whole &= launcher->stages[r].averaged == AVERAGE_WHOLE;
+    }
+    if (rounds->named & lost_of(launcher)) {
+        name_members(launcher, rounds->averaging);
+    } else if (whole) {
+        if (!is_held(launcher, rounds->averaging)) end_round(launcher);
+    } else if (rounds->torn_ns == 0) { /* who is lost is known soon */
+        rounds->torn_ns = now;
+    } else if (now - rounds->torn_ns > launcher->launch->bounds.patience_ns) {
+        end_missed(launcher);
+        rounds->torn_ns = 0;
+        if (launcher->cause == CAUSE_NONE) name_members(launcher, rounds->averaging);
+    }
+}
+
+void launcher_rounds_averaged(struct launcher *launcher, uint32_t rank, bool whole, uint64_t ended)
+{
+    bool first = !whole;
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (!launcher_is_lost(launcher, r) && launcher->stages[r].averaged == AVERAGE_TORN) first = false;
+    launcher->stages[rank].averaged = whole ? AVERAGE_WHOLE : AVERAGE_TORN;
+    launcher->stages[rank].ended = ended;
+    if (launcher->aborting || launcher->cause != CAUSE_NONE) return;
+    if (first) break_off(launcher); /* whoever has a whole link to it waits for its part, too */
+    look_at_average(launcher);
 }
 
 /* The replicas that were missing in the run that is repeated. */
 static void repeat(struct launcher *launcher, uint64_t step)
 {
-    char key[24];
-    size_t index;
-    const json_t *number;
-    snprintf(key, sizeof key, "%" PRIu64, step);
-    json_array_foreach(json_object_get(launcher->rounds.log, key), index, number)
-    {
-        const json_int_t replica = json_integer_value(number);
-        if (launcher->rounds.lost[replica]) continue;
-        if (can_lose(launcher, (uint32_t)replica))
-            lose(launcher, (uint32_t)replica);
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        if (launcher->rounds.replicas[w].lost || !logged_without(launcher, step, w)) continue;
+        if (can_lose(launcher, w))
+            lose(launcher, w);
         else
             launcher_fail(launcher, CAUSE_OWN, AQ_MISMATCH,
-                          "--rounds: the round of step %" PRIu64 " cannot end without replica %u here", step,
-                          (unsigned)replica);
+                          "--rounds: the round of step %" PRIu64 " cannot end without replica %u here", step, w);
     }
 }
 
-/* Names the members, when nobody is waited for any more. */
+/*
+ * Names the members, when nobody is waited for any more. By the watch's clock, which does not run while the launcher
+ * does not look: who has come and is not heard yet is not late.
+ */
 static void decide(struct launcher *launcher)
 {
     if (!is_on(launcher) || !launcher->gone || launcher->aborting || launcher->rounds.without) return;
-    const uint64_t step = next_round(launcher), now = aq_clock_ns();
+    if (launcher->rounds.averaging) {
+        if (launcher->cause == CAUSE_NONE) look_at_average(launcher);
+        return;
+    }
+    const uint64_t step = next_round(launcher), now = launcher->watch.clock.now_ns + 1;
     uint32_t there = 0;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
-        there += !launcher->rounds.lost[w] && is_there(launcher, w, step);
+        there += !launcher->rounds.replicas[w].lost && is_there(launcher, w, step);
     if (there == 0 || step <= launcher->rounds.decided) return;
     if (launcher->rounds.first_ns == 0) launcher->rounds.first_ns = now;
     if (now - launcher->rounds.first_ns > launcher->launch->bounds.patience_ns && !launcher->rounds.log)
         for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
-            if (launcher->rounds.lost[w] || is_there(launcher, w, step) || !can_lose(launcher, w)) continue;
+            if (launcher_is_lost(launcher, w * launcher->launch->stages) || is_there(launcher, w, step)) continue;
+            if (!can_lose(launcher, w) || !launcher_steps_known(launcher, w)) continue;
             aq_progress_say(launcher->launch->progress,
                             "replica %u is late by more than reduce.patience: its work of this round is dropped", w);
             lose(launcher, w);
         }
     if (there < living(launcher)) return;
+    if (launcher->rounds.log && open_mark(launcher)) return; /* so that who is left out breaks none off */
     repeat(launcher, step);
     if (launcher->cause == CAUSE_NONE) name_members(launcher, step);
 }
@@ -174,33 +421,50 @@ void launcher_rounds_came(struct launcher *launcher, uint32_t rank, uint64_t ste
 bool launcher_rounds_lose(struct launcher *launcher, uint32_t rank, const char *why)
 {
     char who[RANK_NAME_BYTES];
-    if (launcher_is_lost(launcher, rank)) return !launcher->aborting;
-    if (!can_lose(launcher, rank / launcher->launch->stages)) return false;
-    aq_progress_say(launcher->launch->progress, "%s %.300s: the round ends without its replica",
-                    rank_name(launcher, rank, who), why);
-    lose(launcher, rank / launcher->launch->stages);
+    const uint32_t replica = rank / launcher->launch->stages;
+    if (launcher_is_ignored(launcher, rank)) return !launcher->aborting;
+    const bool starts = launcher->rounds.replicas[replica].state == REPLICA_STARTS;
+    if (starts ? launcher->aborting || launcher->cause != CAUSE_NONE : !can_lose(launcher, replica)) return false;
+    aq_progress_say(launcher->launch->progress, "%s %.300s: %s", rank_name(launcher, rank, who), why,
+                    starts ? "its replica does not return yet" : "the round ends without its replica");
+    lose(launcher, replica);
     decide(launcher);
     return true;
 }
 
 void launcher_rounds_turn(struct launcher *launcher)
 {
-    if (launcher->rounds.first_ns) decide(launcher);
+    if (!is_on(launcher) || launcher->aborting) return;
+    launcher_return_turn(launcher);
+    if (launcher->rounds.first_ns || launcher->rounds.averaging) decide(launcher);
 }
 
+/* The members continue, and those that return enter. If one cannot, all start again from here. */
 void launcher_rounds_marked(struct launcher *launcher, uint64_t step)
 {
     if (launcher->rounds.without == 0 || step != launcher->rounds.without) return;
+    if (launcher_is_dropped(launcher, step)) {
+        launcher->rounds.without = 0;
+        decide(launcher);
+        return;
+    }
     if (launcher->stopping && launcher->cause == CAUSE_NONE) { /* a stop ends at a round's end, with a checkpoint */
         launcher->stopped = true;
         launcher->last_step = step;
         launcher_abort(launcher);
         return;
     }
-    if (launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
-                      "the round of step %" PRIu64 " ended with %u of %u replicas, and has its checkpoint", step,
-                      living(launcher), launcher->launch->replicas))
-        launcher->result->transient = true;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        if (launcher->rounds.replicas[w].state != REPLICA_GONE) continue;
+        if (launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
+                          "the round of step %" PRIu64 " ended with %u of %u replicas, and has its checkpoint", step,
+                          living(launcher), launcher->launch->replicas))
+            launcher->result->transient = true;
+        return;
+    }
+    launcher->rounds.without = 0;
+    launcher_return_told(launcher, step);
+    decide(launcher);
 }
 
 /* ---- repeating a run ---- */
@@ -213,7 +477,8 @@ static enum aq_status take_line(const json_t *line, void *context)
     const json_t *number, *without = json_object_get(line, "without");
     if (!aq_control_is(line, "event", "round")) return AQ_OK;
     const uint64_t step = aq_control_u64_or(line, "step", 0);
-    bool good = launcher_rounds_due(launcher, step) && json_array_size(without) < launcher->launch->replicas;
+    bool good = launcher_rounds_due(launcher, step) && json_array_size(without) < launcher->launch->replicas &&
+                launcher_steps_named(launcher, line);
     json_array_foreach(without, index, number)
     {
         const json_int_t replica = json_is_integer(number) ? json_integer_value(number) : -1;
@@ -224,7 +489,7 @@ static enum aq_status take_line(const json_t *line, void *context)
                        "%s: its round of step %" PRIu64 " is none of this job: repeat a run with its own manifest",
                        launcher->launch->rounds, step);
     snprintf(key, sizeof key, "%" PRIu64, step);
-    return json_object_set(launcher->rounds.log, key, (json_t *)without) == 0
+    return json_object_set(launcher->rounds.log, key, (json_t *)line) == 0
                ? AQ_OK
                : aq_fail(AQ_NOMEM, "launch", "no memory for the rounds");
 }
@@ -232,6 +497,9 @@ static enum aq_status take_line(const json_t *line, void *context)
 enum aq_status launcher_rounds_open(struct launcher *launcher)
 {
     launcher->rounds.decided = launcher->launch->resume;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        launcher->rounds.replicas[w].member = true;
+    AQ_TRY(launcher_steps_open(launcher));
     if (!launcher->launch->rounds) return AQ_OK;
     if (!is_on(launcher)) return aq_fail(AQ_INVAL, "launch", "--rounds: the manifest has no reduce.patience");
     launcher->rounds.log = json_object();

@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include "run_folder.h"
+#include "security.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 
@@ -35,6 +36,32 @@ bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *r
     restart->in_row++;
     restart->total++;
     return true;
+}
+
+/* Daemons at this machine's own addresses are on one machine. */
+static bool is_elsewhere(const struct aq_job *job, uint32_t a, uint32_t b)
+{
+    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
+    return !aq_job_same_host(job, a, b) &&
+           ((left && !aq_security_inside(left)) || (right && !aq_security_inside(right)));
+}
+
+/* Can the same stage of every other replica reach the rank? One that returns listens for all of them. */
+static bool is_reachable(const struct aq_job *job, uint32_t rank)
+{
+    const char *address = job->pipeline.stages[rank].address;
+    const uint32_t P = job->pipeline.stage_count;
+    if (address ? !aq_security_inside(address) : !aq_security_inside_host(job->link.host)) return true;
+    for (uint32_t r = rank % P; r < aq_job_ranks(job); r += P)
+        if (is_elsewhere(job, rank, r)) return false;
+    return true;
+}
+
+uint32_t aq_restart_returns(const struct aq_restart *restart, const struct aq_job *job)
+{
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
+        if (job->pipeline.stages[r].dials || !is_reachable(job, r)) return 0;
+    return job->train.early_stop ? 0 : restart->max;
 }
 
 void aq_restart_pause(const struct aq_restart *restart, int signals)

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "job.h"
 #include "launcher.h"
 
 enum {
@@ -36,6 +37,12 @@ struct aq_restart {
  */
 bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *result, const char *checkpoint,
                     uint64_t *step);
+
+/*
+ * How often in a row a lost replica may return by itself (launcher_return.c); 0: it does not. Others connect to it
+ * then, so each of the job's ranks must be reachable. An early end is agreed on by all, so none may be on its way.
+ */
+uint32_t aq_restart_returns(const struct aq_restart *restart, const struct aq_job *job);
 
 /* Wait as long as befits the restarts in a row; a signal that can be read from `signals` (or -1) ends it. */
 void aq_restart_pause(const struct aq_restart *restart, int signals);

@@ -6,7 +6,6 @@
  */
 #include "manifest.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -354,9 +353,8 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
 enum aq_status aq_job_parse(const char *text, size_t bytes, const char *source, const char *folder,
                             const char *const *sets, uint32_t set_count, struct aq_job **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_manifest), &memory));
-    struct aq_manifest *manifest = memory;
+    struct aq_manifest *manifest;
+    AQ_TRY(AQ_NEW(1, &manifest));
     manifest->errors.limit = AQ_JOB_ERRORS_MAX;
     enum aq_status status;
     AQ_TRY_GOTO(aq_pool_text(&manifest->pool, source, strlen(source), &manifest->job.source), out);

@@ -26,7 +26,7 @@ static void check_model(struct aq_manifest *manifest)
         if (!aq_key_applies(&keys.keys[i], model->kind) && aq_yaml_find(manifest->root, keys.keys[i].name))
             aq_manifest_error(manifest, keys.keys[i].name, "%s has no such key (model.kind)", model->kind);
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, &job->data.image, fields);
     bool tokenized = false; /* other data has no use for a tokenizer */
     for (uint32_t i = 0; i < count; i++)
         tokenized = tokenized || strcmp(fields[i].name, "tokens") == 0;
@@ -59,7 +59,7 @@ static bool check_kind(struct aq_manifest *manifest)
     if (status == AQ_OK) {
         const struct aq_job *job = &manifest->job;
         struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-        const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+        const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, &job->data.image, fields);
         const char *key;
         char text[TEXT_BYTES];
         if (!aq_model_fits(&model, job->train.T, job->model.task, fields, count, &key, text, sizeof text))
@@ -125,6 +125,15 @@ void aq_manifest_check_congestion(struct aq_manifest *manifest)
                           "'%.80s' is not a congestion control of this kernel: write auto, or one of sysctl "
                           "net.ipv4.tcp_available_congestion_control",
                           name);
+}
+
+void aq_manifest_check_pace(struct aq_manifest *manifest)
+{
+    const double rate = manifest->job.link.rate_mbps;
+    if (rate > 0 && rate < AQ_LINK_RATE_MBPS_MIN)
+        aq_manifest_error(manifest, "link.rate_mbps",
+                          "%g Mbit/s is less than the kernel can pace a link to: write %g or more, or 0 for no limit",
+                          rate, AQ_LINK_RATE_MBPS_MIN);
 }
 
 static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPOINT_NAME_BYTES])

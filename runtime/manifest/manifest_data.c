@@ -24,9 +24,11 @@ void aq_manifest_data(struct aq_manifest *manifest)
         .field = task ? aq_task_field(aq_task_find(task)) : NULL,
         .columns = {.text = job->data.columns.text, .label = job->data.columns.label},
         .names = job->data.fields,
-        .quotes = job->data.quotes};
+        .quotes = job->data.quotes,
+        .image = {.side = aq_model_side(&job->model.config)}};
     struct aq_error_hold hold;
     char why[WHY_BYTES];
+    manifest->job.data.image.side = config.image.side;
     if (job->data.fields) {
         aq_error_hold(&hold);
         const enum aq_status status = aq_dataset_fields_check(job->data.fields);
@@ -54,14 +56,31 @@ void aq_manifest_check_data(struct aq_manifest *manifest)
                           tokenizer->files);
 }
 
-/* Crops and flips are of images, and a crop leaves something of them. */
+/* Mean and std of colours: how many numbers. */
+void aq_manifest_check_image(struct aq_manifest *manifest)
+{
+    const struct aq_dataset_image *image = &manifest->job.data.image;
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_dataset_image_check(image);
+    aq_error_release(&why);
+    const char *colon = strchr(why.text, ':');
+    if (status == AQ_OK || !colon) return;
+    aq_manifest_error(manifest, strstr(why.text, ".mean") ? "data.image.mean" : "data.image.std", "%s", colon + 2);
+}
+
+/* Crops, flips and holes are of images, and a crop leaves something of them. */
 void aq_manifest_check_augment(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
-    const char *const key = job->data.augment.crop ? "data.augment.crop" : "data.augment.flip";
+    const struct aq_augment *augment = &job->data.augment;
+    const char *const key = augment->crop     ? "data.augment.crop"
+                            : augment->cutout ? "data.augment.cutout"
+                                              : "data.augment.flip";
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     if (!aq_augment_any(&job->data.augment)) return;
-    const uint32_t side = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, &job->data.image, fields);
+    const uint32_t side = aq_augment_side(fields, count);
     if (side == 0)
         aq_manifest_error(manifest, key, "needs images, but data.kind is %s", job->data.kind);
     else if (job->data.augment.crop >= side)

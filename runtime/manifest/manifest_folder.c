@@ -59,14 +59,16 @@ static void merge(struct aq_manifest *manifest, const struct aq_model_folder *fo
         aq_manifest_error(manifest, "model.kind", "%.64s, but %s (model.weights) is a %s; leave the key out", given,
                           manifest->job.model.weights, model.kind);
     for (uint32_t i = 0; i < count; i++) {
-        if (!aq_yaml_find(manifest->root, keys[i].name)) continue;
-        if (job_chooses(&keys[i]))
+        const bool of_head = manifest->job.model.config.new_head && strcmp(keys[i].name, "model.classes") == 0;
+        if (!of_head && !aq_yaml_find(manifest->root, keys[i].name)) continue;
+        if (of_head || job_chooses(&keys[i]))
             memcpy((char *)&model + keys[i].offset, (const char *)&manifest->job.model.config + keys[i].offset,
                    aq_model_key_bytes(&keys[i]));
         else
             check_same(manifest, folder, &keys[i]);
     }
     model.labels = manifest->job.model.config.labels; /* the data's to say */
+    model.new_head = manifest->job.model.config.new_head;
     manifest->job.model.config = model;
     manifest->of_folder = true;
 }
@@ -77,7 +79,7 @@ static void order_labels(struct aq_manifest *manifest, const struct aq_model_fol
     struct aq_job_data *data = &manifest->job.data;
     char ordered[LABELS_BYTES];
     struct aq_error_hold why;
-    if (!data->labels || !aq_model_folder_classifies(folder)) return;
+    if (!data->labels || manifest->job.model.config.new_head || !aq_model_folder_classifies(folder)) return;
     aq_error_hold(&why);
     enum aq_status status = aq_model_folder_order(folder, data->labels, ordered, sizeof ordered);
     aq_error_release(&why);

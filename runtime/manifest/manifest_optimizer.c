@@ -95,8 +95,6 @@ static bool check_patience(struct aq_manifest *manifest)
     if (job->reduce.patience_ns == 0) return true;
     if (config->outer_every == 0 || job->pipeline.replicas < 2)
         why = "needs reduce.every of 2 and more, and pipeline.replicas of 2 and more";
-    else if (config->reduce_automatic || strcmp(config->reduce.kind, "fp32") != 0)
-        why = "needs reduce.codec: fp32: errors of other codecs are kept for a fixed number of replicas";
     else if (job->reduce.transport == AQ_TRANSPORT_NCCL)
         why = "needs reduce.transport: links: a communicator of NCCL ends with its first lost rank";
     else if (job->train.staleness > 0)
@@ -107,6 +105,19 @@ static bool check_patience(struct aq_manifest *manifest)
         why = "needs checkpoint.every in steps, a multiple of reduce.every: each checkpoint is at a round's end";
     if (why) aq_manifest_error(manifest, "reduce.patience", "%s", why);
     return !why;
+}
+
+/* reduce.steps: speed. In the middle of a round replicas are at different steps: all looks are at its end. */
+static bool check_steps(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_every *every = &job->train.evaluate_every;
+    if (job->reduce.steps == AQ_STEPS_EQUAL) return true;
+    if (every->count == 0 || (!every->epochs && every->count % job->train.optimizer.outer_every == 0)) return true;
+    aq_manifest_error(manifest, "reduce.steps",
+                      "speed needs train.evaluate_every in steps, a multiple of reduce.every: in the middle of a round "
+                      "replicas are at different steps");
+    return false;
 }
 
 void aq_manifest_check_rates(struct aq_manifest *manifest)
@@ -150,8 +161,9 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_every = reduce->every > 1 ? reduce->every : 0;
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
+    config->outer_retries = reduce->patience_ns > 0;
     config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
-    if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest)) return;
+    if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest) || !check_steps(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -13,14 +13,15 @@ static void check_labels(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, &job->data.image, fields);
     bool has = false;
     for (uint32_t i = 0; i < count; i++)
         has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
     if (!has)
-        aq_manifest_error(manifest, "split.labels",
-                          "server needs samples with one label each (data.kind: cifar10, cifar100 or tsv): other "
-                          "targets would be the inputs themselves");
+        aq_manifest_error(
+            manifest, "split.labels",
+            "server needs samples with one label each (data.kind: image_files, cifar10, cifar100 or tsv): "
+            "other targets would be the inputs themselves");
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
     const struct aq_task *of = aq_task_find(task); /* NULL: refused elsewhere, as an unknown model.kind is */
     if (has && of && aq_task_numbers(of))

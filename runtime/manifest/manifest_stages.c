@@ -9,6 +9,7 @@
 
 #include "manifest.h"
 #include "net/endpoint.h"
+#include "security.h"
 #include "ssh_host.h"
 
 enum { PATH_BYTES = 128, KEY_BYTES = 96, LAYERS_BYTES = 48 };
@@ -294,25 +295,43 @@ void aq_manifest_check_addresses(struct aq_manifest *manifest)
         }
 }
 
-/* On every edge one of the two must listen. */
+/* A relay's address, and what keeps values from it. */
+static void check_relay(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    struct aq_endpoint endpoint;
+    const char *why;
+    if (aq_endpoint_parse(job->link.relay, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, "link.relay", "'%.80s' is not an address: %s", job->link.relay, why);
+    else if (endpoint.name[0] || endpoint.port == 0 || strcmp(endpoint.host, "*") == 0)
+        aq_manifest_error(manifest, "link.relay", "'%.80s' is not the host:port of a relay", job->link.relay);
+    else if (!aq_security_on(job) || !job->security.keys)
+        aq_manifest_error(manifest, "link.relay",
+                          "needs security.keys (aqpipe keys init makes them): only TLS between the stages keeps their "
+                          "values from the relay");
+}
+
+/* On every edge one of the two must listen, or both meet at the relay. */
 void aq_manifest_check_dials(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     const uint32_t P = job->pipeline.stage_count;
+    if (job->link.relay) check_relay(manifest);
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         const struct aq_job_stage *stage = &job->pipeline.stages[r];
         char key[KEY_BYTES];
         snprintf(key, sizeof key, "pipeline.stages.%u.dials", r % P);
-        for (uint32_t other = 0; other < r && stage->dials; other++) {
-            if (!job->pipeline.stages[other].dials || !aq_job_linked(job, r, other)) continue;
+        for (uint32_t other = 0; other < r && !job->link.relay; other++) {
+            if (!aq_job_relayed(job, r, other)) continue;
             if (other / P == r / P)
                 aq_manifest_error(manifest, key,
                                   "stage %u dials too, and of two neighbours one must listen: put a stage that can be "
-                                  "reached between them",
+                                  "reached between them, or name a relay (link.relay: host:port)",
                                   other % P);
             else
                 aq_manifest_error(manifest, key,
-                                  "replicas %u and %u both dial, but one of two replicas of a stage must listen",
+                                  "replicas %u and %u both dial, but one of two replicas of a stage must listen, or "
+                                  "both need a relay (link.relay: host:port)",
                                   other / P, r / P);
             return; /* replicas mostly repeat it */
         }

@@ -50,11 +50,6 @@ const struct aq_message_row *aq_message_row(enum aq_message_id id)
     return &rows[id];
 }
 
-const char *aq_message_limit_text(enum aq_message_limit limit)
-{
-    return limit_texts[limit];
-}
-
 const char *aq_message_state_text(enum aq_message_state state)
 {
     return state_texts[state];

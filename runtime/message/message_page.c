@@ -21,15 +21,6 @@ static const struct way {
     {AQ_END_WORKER, AQ_END_LAUNCHER}, {AQ_END_CLIENT, AQ_END_SERVER},   {AQ_END_SERVER, AQ_END_CLIENT},
 };
 
-/* A cell of a table: "|" would end it. */
-static void cell(struct aq_text *text, const char *words)
-{
-    for (; *words; words++) {
-        if (*words == '|') aq_text_bytes(text, "\\", 1);
-        aq_text_bytes(text, words, 1);
-    }
-}
-
 static void add_states(struct aq_text *text, const struct aq_message_row *row)
 {
     bool any = false;
@@ -48,7 +39,7 @@ static void add_field(struct aq_text *text, const struct aq_message_field *field
     char due[160];
     aq_message_due(field, NULL, due, sizeof due);
     aq_text_add(text, "| `%s` | %s | %s | ", field->name, due, field->needed ? "yes" : "");
-    cell(text, field->help);
+    aq_text_cell(text, field->help);
     aq_text_add(text, " |\n");
 }
 

@@ -48,6 +48,5 @@ const struct aq_message_row *aq_message_row(enum aq_message_id id);
 /* "a whole number from 1 to 64" */
 void aq_message_due(const struct aq_message_field *field, const struct aq_message_limits *limits, char *text,
                     size_t bytes);
-const char *aq_message_limit_text(enum aq_message_limit limit);
 
 #endif

@@ -88,7 +88,6 @@ static void part_close(void *self)
     explicit_bzero(part->key, sizeof part->key);
 }
 
-extern const struct aq_part_ops aq_part_seal;
 const struct aq_part_ops aq_part_seal = {.name = "seal",
                                          .bytes = sizeof(struct part),
                                          .wanted = part_wanted,

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "aqsgd/base/file.h"
-#include "edge.h"
 #include "worker_parts.h"
 
 enum kind { ACTIVATION = 1, GRADIENT = 2, HELDOUT = 3 };
@@ -151,7 +150,6 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
     }
 }
 
-extern const struct aq_part_ops aq_part_capture;
 const struct aq_part_ops aq_part_capture = {.name = "capture",
                                             .bytes = sizeof(struct part),
                                             .uses_cuts = true,

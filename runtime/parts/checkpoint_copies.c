@@ -129,7 +129,6 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
     }
 }
 
-extern const struct aq_part_ops aq_part_mirror;
 const struct aq_part_ops aq_part_mirror = {.name = "mirror",
                                            .bytes = sizeof(struct part),
                                            .serves = true,

@@ -128,7 +128,7 @@ static void vectors_of(const struct part *part, struct span out[VECTORS])
     out[1] = (struct span){own, aq_stage_parameter_count(part->worker->stage) * sizeof(float)};
     for (uint32_t i = 0; i < 2; i++) {
         const uint64_t floats = edges[i] ? part->plan->edges[part->position - 1 + i].shape.summed : 0;
-        out[2 * i] = (struct span){floats ? aq_edge_summed(edges[i]) : NULL, floats * sizeof(float)};
+        out[2 * i] = (struct span){floats ? aq_edge_whole(edges[i], AQ_EDGE_SUMMED) : NULL, floats * sizeof(float)};
     }
 }
 
@@ -284,13 +284,14 @@ static enum aq_status cross_some(const struct part *part, struct crossing *cross
 {
     enum aq_status all = AQ_OK;
     for (int i = 0; i < 2; i++) {
-        bool none = crossing->none;
-        if (!crossing->edges[i]) continue;
-        const enum aq_status status = sends ? aq_edge_send_summed(crossing->edges[i], part->step, none)
-                                            : aq_edge_receive_summed(crossing->edges[i], part->step, &none);
+        struct aq_edge *edge = crossing->edges[i];
+        if (!edge) continue;
+        uint64_t words = crossing->none ? 0 : part->plan->edges[part->position - 1 + i].shape.summed;
+        const enum aq_status status = sends ? aq_edge_whole_send(edge, AQ_EDGE_SUMMED, part->step, words)
+                                            : aq_edge_whole_receive(edge, AQ_EDGE_SUMMED, part->step, &words);
         if (status == AQ_OK) {
             crossing->edges[i] = NULL;
-            crossing->none = crossing->none || none;
+            crossing->none = crossing->none || words == 0;
         } else if (status == AQ_AGAIN) {
             all = AQ_AGAIN;
         } else {
@@ -324,14 +325,14 @@ static enum aq_status end_sums(struct part *part, bool has_part)
     struct crossing out = crossing_of(part, false), in = out;
     if (aq_stage_parameter_count(part->worker->stage) == 0) return AQ_OK; /* it is frozen */
     if (has_part) {
-        AQ_TRY(aq_edge_hold_summed(edge));
-        AQ_TRY(copy(part, aq_edge_summed(edge), own));
+        AQ_TRY(aq_edge_whole_hold(edge, AQ_EDGE_SUMMED));
+        AQ_TRY(copy(part, aq_edge_whole(edge, AQ_EDGE_SUMMED), own));
         AQ_TRY(cross(part, &out, true));
         part->reduced.bytes += aq_stage_parameter_count(part->worker->stage) * sizeof(float);
     }
     AQ_TRY(cross(part, &in, false));
-    if (!in.none) AQ_TRY(copy(part, own, aq_edge_summed(edge)));
-    aq_edge_release_summed(edge);
+    if (!in.none) AQ_TRY(copy(part, own, aq_edge_whole(edge, AQ_EDGE_SUMMED)));
+    aq_edge_whole_release(edge, AQ_EDGE_SUMMED);
     return AQ_OK;
 }
 
@@ -340,7 +341,7 @@ static enum aq_status gather(struct part *part, bool has_part)
 {
     struct crossing in = crossing_of(part, false);
     for (int i = 0; i < 2 && !has_part; i++)
-        if (in.edges[i]) AQ_TRY(aq_edge_hold_summed(in.edges[i]));
+        if (in.edges[i]) AQ_TRY(aq_edge_whole_hold(in.edges[i], AQ_EDGE_SUMMED));
     if (has_part) AQ_TRY(cross(part, &in, false));
     if (in.none)
         return aq_fail(AQ_PROTO, "worker", "step %" PRIu64 ": an end of the client reports that there is no sum",
@@ -362,8 +363,9 @@ static bool all_finite(const struct span vectors[VECTORS])
 static uint64_t weight_of(const struct part *part)
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const struct aq_job_data *data = &part->plan->job->data;
     const uint32_t count =
-        aq_dataset_fields(part->plan->job->data.kind, part->plan->stages[part->position].config.T, fields);
+        aq_dataset_fields(data->kind, part->plan->stages[part->position].config.T, &data->image, fields);
     const struct aq_job_model *model = &part->plan->job->model;
     const char *field = aq_task_field(aq_task_find(model->task ? model->task : aq_model_task(model->config.kind)));
     uint32_t each = part->plan->stages[part->position].config.T;
@@ -464,7 +466,6 @@ static void part_close(void *self)
     aq_free(part->path);
 }
 
-extern const struct aq_part_ops aq_part_sums;
 const struct aq_part_ops aq_part_sums = {.name = "sums",
                                          .bytes = sizeof(struct part),
                                          .wanted = part_wanted,

@@ -135,7 +135,6 @@ static void part_report(void *self, const struct aq_part_step *step, json_t *lin
     if (part->plan->job->guard) json_object_set_new(line, "afresh", json_integer((json_int_t)step->out->afresh));
 }
 
-extern const struct aq_part_ops aq_part_cut_bits;
 const struct aq_part_ops aq_part_cut_bits = {.name = "cut_bits",
                                              .bytes = sizeof(struct part),
                                              .wanted = part_wanted,

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "edge.h"
 #include "stages/stage.h"
 #include "worker_parts.h"
 
@@ -218,7 +217,6 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
     }
 }
 
-extern const struct aq_part_ops aq_part_correlation;
 const struct aq_part_ops aq_part_correlation = {.name = "correlation",
                                                 .bytes = sizeof(struct part),
                                                 .uses_cuts = true,

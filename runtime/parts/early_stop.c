@@ -41,6 +41,5 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
     }
 }
 
-extern const struct aq_part_ops aq_part_early_stop;
 const struct aq_part_ops aq_part_early_stop = {
     .name = "early_stop", .bytes = sizeof(struct part), .wanted = part_wanted, .open = part_open, .on = part_on};

@@ -135,7 +135,6 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
     }
 }
 
-extern const struct aq_part_ops aq_part_frozen_prefix;
 const struct aq_part_ops aq_part_frozen_prefix = {.name = "frozen_prefix",
                                                   .bytes = sizeof(struct part),
                                                   .uses_chains = true,

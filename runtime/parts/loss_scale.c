@@ -116,7 +116,6 @@ static void part_report(void *self, const struct aq_part_step *step, json_t *lin
     json_object_set_new(line, "loss_scale", aq_control_number((double)part->used));
 }
 
-extern const struct aq_part_ops aq_part_loss_scale;
 const struct aq_part_ops aq_part_loss_scale = {.name = "loss_scale",
                                                .bytes = sizeof(struct part),
                                                .wanted = part_wanted,

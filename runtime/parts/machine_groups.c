@@ -12,9 +12,7 @@ enum aq_status aq_machine_groups_open(struct aq_group *all, const struct aq_job 
 {
     uint32_t local[AQ_GROUP_SIZE_MAX], leaders[AQ_GROUP_SIZE_MAX], mates = 0, machines = 0;
     struct aq_machine_groups *groups;
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof *groups, &memory));
-    groups = memory;
+    AQ_TRY(AQ_NEW(1, &groups));
     for (uint32_t v = 0; v < aq_group_size(all); v++) {
         const uint32_t index = aq_job_machine(job, v);
         if (index == aq_job_machine(job, replica)) local[mates++] = v;

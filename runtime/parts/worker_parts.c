@@ -4,9 +4,6 @@
 /* States of a checkpoint that a part has at most: cut_bits has two. */
 enum { STATES_OF_ONE = 2 };
 
-#define AQ_PART(name) extern const struct aq_part_ops aq_part_##name;
-#include "worker_parts.def"
-
 static const struct aq_part_ops *const all[] = {
 #define AQ_PART(name) &aq_part_##name,
 #include "worker_parts.def"

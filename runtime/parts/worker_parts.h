@@ -60,6 +60,9 @@ enum aq_part_moment {
     AQ_PART_RUN_END            /* training is over, well or not: what a part logs of a run */
 };
 
+/* Why samples cross a cut: a step learns from them; they are held-out; they are of a lost message, made again. */
+enum aq_part_samples { AQ_PART_TRAINED, AQ_PART_HELDOUT, AQ_PART_REMADE };
+
 /* A micro-batch at a cut. */
 struct aq_part_cut {
     const struct aq_plan_edge *edge;   /* the cut                                                          */
@@ -68,10 +71,11 @@ struct aq_part_cut {
                                        /* set gives it; of no meaning at other moments                     */
     const struct aq_values *values;    /* read and changed by `host` only                                  */
     struct aq_cut_host *host;
-    uint32_t slot;         /* of the stage, from this forward to its backward                              */
-    bool trains;           /* a step learns from it; else held-out, or computed again for a lost message   */
-    uint32_t step_samples; /* of the whole step, if it trains                                              */
-    float loss_factor;     /* of the step's gradients, divided out after its last backward; if it trains   */
+    uint32_t slot;             /* of the stage, from this forward to its backward                              */
+    enum aq_part_samples kind; /* held-out samples have numbers of their own                               */
+    bool trains;               /* it is AQ_PART_TRAINED                                                        */
+    uint32_t step_samples;     /* of the whole step, if it trains                                              */
+    float loss_factor;         /* of the step's gradients, divided out after its last backward; if it trains   */
 };
 
 /* What a part may use of its worker, borrowed from AQ_PART_JOINED to AQ_PART_EDGES_CLOSE. */
@@ -80,7 +84,7 @@ struct aq_part_worker {
     struct aq_stage *stage;
     struct aq_sampler *sampler;
     struct aq_stream *compute, *send, *receive;
-    struct aq_edge *in, *out;                  /* NULL: there is no such stage */
+    struct aq_edge *in, *out; /* NULL: there is no such stage */
     struct aq_eventcount *events;
     struct aq_trace *trace;
     uint64_t silence_ns;                       /* longest wait for a neighbour */
@@ -115,39 +119,39 @@ enum { AQ_PART_TEXT = 96 };
 
 /* Of one moment. Each part changes what concerns it; the values before the first part are the defaults. */
 struct aq_part_args {
-    const char *run_folder;              /* in, RUN_BEGIN */
-    uint64_t step;                       /* in: steps done; at REDUCE and WRITTEN that of the moment */
-    const struct aq_part_worker *worker; /* in, JOINED */
+    const char *run_folder;                 /* in, RUN_BEGIN */
+    uint64_t step;                          /* in: steps done; at REDUCE and WRITTEN that of the moment */
+    const struct aq_part_worker *worker;    /* in, JOINED */
     const struct aq_part_instruction *turn; /* in, INSTRUCTION */
-    bool done;                           /* the instruction is done; default false */
-    bool waits;                          /* in, SERVE, WRITTEN: this stage has nothing else to do */
-    uint64_t mark_now;                   /* in, SERVE: the step of the checkpoint that this stage started last */
-    uint64_t mark_next;                  /* in, SERVE: of the next, which a neighbour may start first; 0: none */
-    int64_t shift;                       /* START: the job's step minus the run's; default 0 */
-    int64_t updates;                     /* START: updates of the moments minus the run's steps; default 0 */
-    bool input_unused;                   /* JOINED: messages of the cut in are hardly ever read; default false */
-    bool unreadable;                     /* RESTORE: no true copy of the file is to be had; default false */
-    const char *hash;                    /* WRITTEN: SHA-256 of the file, if the part has it; default NULL */
+    bool done;                              /* the instruction is done; default false */
+    bool waits;                             /* in, SERVE, WRITTEN: this stage has nothing else to do */
+    uint64_t mark_now;                      /* in, SERVE: the step of the checkpoint that this stage started last */
+    uint64_t mark_next;                     /* in, SERVE: of the next, which a neighbour may start first; 0: none */
+    int64_t shift;                          /* START: the job's step minus the run's; default 0 */
+    int64_t updates;                        /* START: updates of the moments minus the run's steps; default 0 */
+    bool input_unused;                      /* JOINED: messages of the cut in are hardly ever read; default false */
+    bool unreadable;                        /* RESTORE: no true copy of the file is to be had; default false */
+    const char *hash;                       /* WRITTEN: SHA-256 of the file, if the part has it; default NULL */
     struct aq_part_reduced reduced;
-    bool first;                          /* in, STEP_AWAIT: no step came before it in this process */
-    struct aq_edge *edge_in;             /* in, STEP_AWAIT, EDGE_OPENED; NULL: no */
+    bool first;              /* in, STEP_AWAIT: no step came before it in this process */
+    struct aq_edge *edge_in; /* in, STEP_AWAIT, EDGE_OPENED; NULL: no */
     struct aq_edge *edge_out;
-    bool sends;                          /* in, EDGE_OPEN: this stage sends activations over it */
-    struct aq_link *link_in;             /* in, CACHE_OPEN; NULL: no links are open */
-    struct aq_eventcount *events;        /* in, CACHE_OPEN: to wait for frames of links */
-    const json_t *message;               /* in, START, MESSAGE */
-    bool stale;                          /* in, STEP_BEGIN: the next step begins before this one's update */
-    const struct aq_part_cut *cut;       /* in, CUT_* */
-    const uint8_t *key;                  /* of AQ_CACHE_KEY_BYTES, of a sealed cache; the part's; default NULL */
-    struct aq_edge_guard *guard;         /* of what this end sends over the edge; the part's; default NULL */
-    const char *awaits;                  /* *_AWAIT: what the launcher is to send: "the bits of this epoch"; WRITTEN:
+    bool sends;                    /* in, EDGE_OPEN: this stage sends activations over it */
+    struct aq_link *link_in;       /* in, CACHE_OPEN; NULL: no links are open */
+    struct aq_eventcount *events;  /* in, CACHE_OPEN: to wait for frames of links */
+    const json_t *message;         /* in, START, MESSAGE */
+    bool stale;                    /* in, STEP_BEGIN: the next step begins before this one's update */
+    const struct aq_part_cut *cut; /* in, CUT_* */
+    const uint8_t *key;            /* of AQ_CACHE_KEY_BYTES, of a sealed cache; the part's; default NULL */
+    struct aq_edge_guard *guard;   /* of what this end sends over the edge; the part's; default NULL */
+    const char *awaits;            /* *_AWAIT: what the launcher is to send: "the bits of this epoch"; WRITTEN:
                                             why it is late */
-    bool ends;                           /* the run ends after this evaluation; default false */
-    float factor;                        /* of this step's gradient of the loss: times it; default 1 */
-    float factor_next;                   /* of the step after it, if it begins before this one ends; default 1 */
-    bool mended;                         /* the part has changed what may have made the gradient infinite */
-    char note[AQ_PART_TEXT];             /* behind the warning of a void step: "; the loss scale is 32768 now" */
-    char remedy[AQ_PART_TEXT];           /* what a user could change besides train.lr: "train.loss_scale (64) or " */
+    bool ends;                     /* the run ends after this evaluation; default false */
+    float factor;                  /* of this step's gradient of the loss: times it; default 1 */
+    float factor_next;             /* of the step after it, if it begins before this one ends; default 1 */
+    bool mended;                   /* the part has changed what may have made the gradient infinite */
+    char note[AQ_PART_TEXT];       /* behind the warning of a void step: "; the loss scale is 32768 now" */
+    char remedy[AQ_PART_TEXT];     /* what a user could change besides train.lr: "train.loss_scale (64) or " */
 };
 
 /* What the line of a step is made from. */
@@ -200,5 +204,8 @@ void aq_worker_parts_close(struct aq_worker_parts *parts);
 enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args);
 void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count);
 void aq_worker_parts_report(struct aq_worker_parts *parts, const struct aq_part_step *step, json_t *line);
+
+#define AQ_PART(name) extern const struct aq_part_ops aq_part_##name;
+#include "worker_parts.def"
 
 #endif

@@ -59,14 +59,20 @@ static enum aq_status check(const struct aq_stage *stage, const struct aq_model_
     return status;
 }
 
-enum aq_status aq_asked_untie(const char *adapter, struct aq_model_config *model)
+enum aq_status aq_asked_adapt(const char *adapter, struct aq_model_config *model)
 {
     struct aq_adapter_folder *folder;
-    if (!adapter || model->tied == AQ_TIED_NO) return AQ_OK;
+    uint32_t labels;
+    if (!adapter) return AQ_OK;
     AQ_TRY(aq_adapter_folder_open(adapter, &folder));
     if (!aq_adapter_folder_ties(folder, model)) model->tied = AQ_TIED_NO;
+    const enum aq_status status = aq_adapter_folder_labels(folder, model, &labels);
+    if (status == AQ_OK && labels > 0 && labels != model->labels) {
+        model->labels = labels;
+        model->new_head = true;
+    }
     aq_adapter_folder_close(folder);
-    return AQ_OK;
+    return status;
 }
 
 enum aq_status aq_asked_stage_open(struct aq_device *device, const struct aq_stage_config *config, const char *path,

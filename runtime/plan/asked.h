@@ -30,8 +30,9 @@ struct aq_asked_size {
 struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum aq_stage_precision precision,
                                        const struct aq_asked_size *size);
 
-/* Adapters (NULL: none) that hold the embedding and the head apart need a model that is not tied: sets model->tied. */
-enum aq_status aq_asked_untie(const char *adapter, struct aq_model_config *model);
+/* What adapters (NULL: none) need of the model: not tied, where they hold the embedding and the head apart; as many
+ * labels as the classifier that they bring has, in place of the weights' own. */
+enum aq_status aq_asked_adapt(const char *adapter, struct aq_model_config *model);
 
 /*
  * The stage of config's layers with the weights in the folder `path`, and PEFT's adapters in `adapter` (NULL: none)

@@ -8,13 +8,11 @@
 
 #include "aqsgd/grad.h"
 #include "aqsgd/grad_device.h"
-#include "checkpoint_writer.h"
 #include "edge.h"
 #include "mirror.h"
 #include "net/collective.h"
 #include "plan_private.h"
 #include "reduce_measure.h"
-#include "security.h"
 #include "stages/adapter_folder.h"
 #include "stages/weights.h"
 
@@ -52,7 +50,8 @@ static enum aq_status pixels_fill(const struct aq_job *job, bool keeps, struct a
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     char place[PLACE_BYTES];
     if (!job->data.augment.crop || !keeps) return AQ_OK;
-    out->pixels = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, &job->data.image, fields);
+    out->pixels = aq_augment_side(fields, count);
     aq_job_place(job, "data.augment.crop", place, sizeof place);
     if (aq_edge_side(out) == 0)
         return aq_fail(AQ_INVAL, "manifest",
@@ -449,6 +448,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
          (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",
          (first ? 0 : aq_link_measure(&stage->link_in)) + (last ? 0 : aq_link_measure(&stage->link_out)));
+    const uint64_t stream = aq_link_measure_stream(aq_job_link_scheme(job, false));
+    if (stream > 0) line(stage, "link streams", stream * ((first ? 0 : 1) + (last ? 0 : 1) + plan->replicas - 1));
     const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
     if (plan->replicas > 1)
         line(stage, "group buffers",
@@ -459,7 +460,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     /* The first stage reads what its model reads, the last what its task compares with. */
     const uint64_t parts = plan->facts.parts ? plan->facts.parts + samples + 1 + (size_t)stage->config.T : 0;
     if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
-    if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
+    if (first || last)
+        line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, &job->data.image, samples));
     line(stage, "order of samples", order_bytes(plan));
     struct aq_plan_part part;
     for (uint32_t i = 0; aq_plan_part(plan, s, i, &part); i++)
@@ -491,7 +493,7 @@ static enum aq_status stages_fill(struct plan_open *open)
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
     AQ_TRY(aq_plan_tied_check(&open->plan));
-    AQ_TRY(aq_plan_split_check(&open->plan));
+    AQ_TRY(aq_plan_split_check(&open->plan, open->cut == NULL));
     struct aq_plan_flight flight;
     AQ_TRY(aq_plan_flight(&open->plan, &flight));
     open->plan.schedule = flight.request.kind;
@@ -717,9 +719,8 @@ static enum aq_status adapters_match(const struct aq_plan *plan)
 
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
-    struct plan_open *open = memory;
+    struct plan_open *open;
+    AQ_TRY(AQ_NEW(1, &open));
     enum aq_status status;
     open->plan.job = job;
     open->plan.facts = job->facts;

@@ -208,7 +208,8 @@ uint64_t aq_plan_cut_bytes(const struct aq_plan *plan, uint32_t s);
 /* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
  * warm-up: in a step, or with local steps in a round. What is sent every so many steps counts with its share. */
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
-/* The same in a step of the optimizer's warm-up; the steps of it that this run has (0: it has no warm-up). */
+/* The same in a step of the optimizer's warm-up, the mean of those that this run has; how many they are (0: it has no
+ * warm-up). */
 uint64_t aq_plan_warmup_bytes(const struct aq_plan *plan, uint32_t s);
 uint64_t aq_plan_warmup_steps(const struct aq_plan *plan);
 uint64_t aq_plan_warmup_most(const struct aq_plan *plan); /* aq_plan_warmup_bytes of the stage that has most */
@@ -234,9 +235,9 @@ enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan);
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec);
 
 /*
- * Do the stages without a host (those of this machine) fit together into this memory? AQ_NOMEM: names the sum, the
- * largest part and the remedy. AQ_NODEV: as aq_plan_devices_built. For the launcher and `aqpipe plan`, before they
- * start anything.
+ * Do the stages without a host (those of this machine) fit together into this memory, in split learning those of all
+ * turns at once? AQ_NOMEM: names the sum, the largest part and the remedy. AQ_NODEV: as aq_plan_devices_built. For the
+ * launcher and `aqpipe plan`, before they start anything, and for a split-server, before it admits a client.
  */
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 

@@ -38,6 +38,11 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
         out->value_share[c] = 1;
 }
 
+bool aq_plan_line_shared(const struct aq_plan *plan)
+{
+    return plan->job->split.clients > 0 && plan->stage_count == 3;
+}
+
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s)
 {
     const struct aq_job_stage *place = &plan->job->pipeline.stages[s];

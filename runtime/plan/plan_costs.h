@@ -97,6 +97,10 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
 /* The same, of samples that edges which are still have seen before (costs->cold: have not). */
 void aq_plan_costs_cached(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
 
+/* Do links 0 and 1 share a line? Those of a split job's client do, which has both ends of the network: forward of link
+ * 0 and backward of link 1 go up its line, the others down. */
+bool aq_plan_line_shared(const struct aq_plan *plan);
+
 /* Does stage s compute on a GPU; on the same one as rank r? */
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);
 bool aq_plan_same_gpu(const struct aq_plan *plan, uint32_t s, uint32_t r);

@@ -63,10 +63,8 @@ struct told {
 static enum aq_status lengths_copy(const struct aq_dataset *dataset, struct told *out)
 {
     const uint32_t *lengths = aq_dataset_lengths(dataset), *parts = aq_dataset_parts(dataset, &out->parts);
-    void *memory;
     if (!lengths) return AQ_OK;
-    AQ_TRY(aq_alloc((out->samples + out->parts) * sizeof *lengths, &memory));
-    out->lengths = memory;
+    AQ_TRY(AQ_NEW(out->samples + out->parts, &out->lengths));
     memcpy(out->lengths, lengths, out->samples * sizeof *lengths);
     if (parts) memcpy(out->lengths + out->samples, parts, out->parts * sizeof *parts);
     return AQ_OK;
@@ -122,28 +120,29 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
 {
     const struct aq_job_data *data = &job->data;
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
-    return (struct aq_dataset_config){.kind = data->kind,
-                                      .paths = heldout ? data->heldout : data->train,
-                                      .path_count = heldout ? data->heldout_count : data->train_count,
-                                      .tokenizer_kind = data->tokenizer,
-                                      .tokenizer_path = data->tokenizer_path,
-                                      .cache = data->cache,
-                                      .T = job->train.T,
-                                      .begin = data->bos,
-                                      .places_max = job->model.config.context,
-                                      .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
-                                      .field = aq_task_field(aq_task_find(task)),
-                                      .columns = {data->columns.text, data->columns.pair, data->columns.label,
-                                                  data->labels},
-                                      .chat = data->chat,
-                                      .chat_variables = data->chat_variables,
-                                      .whole = !data->pack,
-                                      .together = !data->pack_mask,
-                                      .names = data->fields,
-                                      .skip_invalid = data->skip_invalid,
-                                      .quotes = data->quotes,
-                                      .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
-                                      .skip = heldout ? 0 : data->skip};
+    return (struct aq_dataset_config){
+        .kind = data->kind,
+        .paths = heldout ? data->heldout : data->train,
+        .path_count = heldout ? data->heldout_count : data->train_count,
+        .tokenizer_kind = data->tokenizer,
+        .tokenizer_path = data->tokenizer_path,
+        .cache = data->cache,
+        .T = job->train.T,
+        .begin = data->bos,
+        .places_max = job->model.config.context,
+        .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
+        .field = aq_task_field(aq_task_find(task)),
+        .columns = {data->columns.text, data->columns.pair, data->columns.label, data->labels},
+        .chat = data->chat,
+        .chat_variables = data->chat_variables,
+        .whole = !data->pack,
+        .together = !data->pack_mask,
+        .names = data->fields,
+        .skip_invalid = data->skip_invalid,
+        .quotes = data->quotes,
+        .image = data->image,
+        .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
+        .skip = heldout ? 0 : data->skip};
 }
 
 uint32_t aq_plan_places(const struct aq_plan *plan)
@@ -275,14 +274,18 @@ static enum aq_status lengths_join(const struct told *train, const struct told *
     return AQ_OK;
 }
 
-/* The held-out samples may have no label that the training samples lack. */
+/* The held-out samples may have no label that the training samples lack, unless the manifest states how many there are:
+ * a client of split learning may hold none of the last. */
 static enum aq_status labels_check(const struct aq_job *job, const struct told *train, const struct told *heldout)
 {
-    if (!heldout->samples || heldout->outputs <= train->outputs) return AQ_OK;
+    const struct aq_model_config *model = &job->model.config;
+    const uint32_t stated = train->vocabulary ? model->labels : model->vocabulary;
+    if (!heldout->samples || heldout->outputs <= train->outputs || heldout->outputs <= stated) return AQ_OK;
     char place[PLACE_BYTES];
     aq_job_place(job, "data.heldout", place, sizeof place);
-    return aq_fail(AQ_INVAL, "manifest", "%s: data.heldout: has %u labels, data.train has %u", place, heldout->outputs,
-                   train->outputs);
+    return aq_fail(AQ_INVAL, "manifest", "%s: data.heldout: has %u labels, data.train has %u: set %s, or data.labels",
+                   place, heldout->outputs, train->outputs,
+                   train->vocabulary ? "model.labels" : aq_model_outputs_key(model->kind));
 }
 
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out, uint32_t **lengths)

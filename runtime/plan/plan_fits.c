@@ -86,9 +86,31 @@ enum aq_status aq_plan_codecs_possible(const struct aq_job *job, const struct aq
     return AQ_OK;
 }
 
+/* The server of split learning has a stage 1 for each of its turns at once. */
+static uint64_t copies_of(const struct aq_plan *plan, uint32_t rank)
+{
+    const struct aq_job *job = plan->job;
+    return job->split.clients > 0 && rank == 1 ? aq_job_turns(job) : 1;
+}
+
+static enum aq_status turns_too_many(const struct aq_plan *plan, uint64_t sum, uint64_t memory_bytes)
+{
+    const struct aq_job *job = plan->job;
+    const uint64_t turns = aq_job_turns(job);
+    const char *key = aq_job_global(job) ? "split.clients" : "split.parallel";
+    char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER], each[AQ_TEXT_NUMBER];
+    aq_job_place(job, key, place, sizeof place);
+    return aq_fail(AQ_NOMEM, "plan",
+                   "%s: %s: %u turns at once have %u stages 1 of %s each, and need %s on this machine, which has %s: "
+                   "write %s, or make a turn smaller (train.micro_batch, pipeline.in_flight, model.recompute)",
+                   place, key, (unsigned)turns, (unsigned)turns, aq_text_size(plan->stages[1].memory_bytes, each),
+                   aq_text_size(sum, needs), aq_text_size(memory_bytes, has),
+                   aq_job_global(job) ? "split.mode: splitfed1" : "a smaller split.parallel");
+}
+
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
 {
-    uint64_t sum = 0, largest = 0;
+    uint64_t sum = 0, one = 0, largest = 0;
     uint32_t worst = 0;
     AQ_TRY(aq_plan_devices_built(plan));
     for (uint32_t r = 0; r < plan->ranks; r++) {
@@ -98,7 +120,9 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         if (place->host || aq_job_at_client(plan->job, r)) continue;
         /* A stage on a GPU is checked when it opens its device, because the launcher may run on another machine. */
         const bool gpu = aq_device_gpu_here(place->device, place->device_index);
-        sum += stage->memory_bytes - (gpu ? stage->device_bytes : 0);
+        const uint64_t bytes = stage->memory_bytes - (gpu ? stage->device_bytes : 0);
+        one += bytes;
+        sum += bytes * copies_of(plan, r);
         for (uint32_t i = 0; !gpu && i < stage->line_count; i++)
             if (stage->lines[i].bytes > largest) {
                 largest = stage->lines[i].bytes;
@@ -106,13 +130,14 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
             }
     }
     if (sum <= memory_bytes) return AQ_OK;
+    if (one <= memory_bytes) return turns_too_many(plan, sum, memory_bytes);
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
     aq_job_place(plan->job, "pipeline.stages", place, sizeof place);
     return aq_fail(
         AQ_NOMEM, "plan",
         "%s: pipeline.stages: the stages of this machine need %s, it has %s; the largest part is %s on stage "
         "%u: lower pipeline.in_flight or train.micro_batch, set model.recompute, or move stages to another host",
-        place, aq_text_size(sum, needs), aq_text_size(memory_bytes, has), aq_text_size(largest, most), worst);
+        place, aq_text_size(one, needs), aq_text_size(memory_bytes, has), aq_text_size(largest, most), worst);
 }
 
 enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint64_t memory_bytes)
@@ -171,11 +196,11 @@ static bool disk_free(const char *folder, uint64_t *bytes, const char **why)
         slash[slash == path ? 1 : 0] = 0;
     }
     *bytes = (uint64_t)system_of.f_bavail * system_of.f_frsize;
-    *why = !S_ISDIR(about.st_mode)                ? "a part of this path is a file"
-           : system_of.f_blocks == 0              ? "its file system is virtual"
-           : (system_of.f_flag & ST_RDONLY) != 0  ? "its file system is read-only"
-           : access(path, W_OK) != 0              ? "the folder above it belongs to another user"
-                                                  : NULL;
+    *why = !S_ISDIR(about.st_mode)               ? "a part of this path is a file"
+           : system_of.f_blocks == 0             ? "its file system is virtual"
+           : (system_of.f_flag & ST_RDONLY) != 0 ? "its file system is read-only"
+           : access(path, W_OK) != 0             ? "the folder above it belongs to another user"
+                                                 : NULL;
     return true;
 }
 

@@ -8,6 +8,10 @@
  * twice as many, and so on up to a step's. Of those that take at most FLIGHT_BYTES more than the first, on every stage,
  * the one with least memory among the fastest is taken.
  *
+ * On a line that two links share (aq_plan_line_shared) each of them sends at the line's rate, so what is in flight
+ * beyond a round trip waits in the line's own queue, and overflows it. There the counts are tried in steps of an
+ * eighth, and the one with least memory among those within ALIKE_SHARED is taken.
+ *
  * A window of frames bounds a link to window / round trip. A window of all micro-batches in flight does not limit: it
  * is taken if it is cheap, else as many frames as a round trip holds at the link's rate. The same of messages that one
  * end has lost: as many are on their way from the other end as a round trip holds (each in a send buffer, of which they
@@ -19,7 +23,7 @@
 #include "schedule.h"
 
 enum {
-    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to AQ_PLAN_SIMULATED_MOST are 8 */
+    CANDIDATES_MAX = 2 * 48, /* two schedules; doublings up to AQ_PLAN_SIMULATED_MOST are 8, growths by an eighth 38 */
     SEND_LEAST = 8,          /* windows of links without an rtt: a few frames of each direction in turn */
     RECEIVE_LEAST = 4,
     SEND_MOST = 256, /* as keys.def bounds them */
@@ -29,6 +33,8 @@ enum {
     AHEAD_MOST = 256 /* as keys.def bounds it */
 };
 
+#define ALIKE_SHARED 1.05                 /* of a step's time, for a shorter queue */
+#define PACKED_SHARE 0.75                 /* of a body that packing was seen to leave of 4-bit values (0.78) */
 #define FLIGHT_BYTES (UINT64_C(1) << 30)  /* of slots, a stage, that are taken without being asked for */
 #define WINDOW_BYTES (UINT64_C(64) << 20) /* of buffers, a window, that are taken so                   */
 
@@ -133,15 +139,14 @@ enum aq_status aq_plan_flight_seconds(const struct aq_plan *plan, const struct a
     const uint32_t bound = aq_schedule_bound(request->micro_batches);
     struct aq_plan_scene scene;
     struct aq_plan_simulated simulated = {0};
-    void *memory = NULL;
     windows_fill(plan, request, automatic, scene.windows);
-    AQ_TRY(aq_alloc((size_t)plan->stage_count * bound * sizeof(struct aq_instruction), &memory));
-    struct aq_instruction *code = memory;
+    struct aq_instruction *code;
+    AQ_TRY(AQ_NEW((size_t)plan->stage_count * bound, &code));
     enum aq_status status = AQ_OK;
     for (uint32_t s = 0; s < plan->stage_count && status == AQ_OK; s++)
         status = aq_schedule_emit(request, s, code + (size_t)s * bound, bound, &scene.programs[s]);
     if (status == AQ_OK) status = aq_plan_simulate(plan, costs, &scene, &simulated);
-    aq_free(memory);
+    aq_free(code);
     *seconds = simulated.step_s;
     return status;
 }
@@ -173,13 +178,27 @@ static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batche
     const struct aq_schedule_request own = aq_plan_flight_request(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
     const uint32_t all = aq_schedule_most(&own), most = all < AQ_PLAN_SIMULATED_MOST ? all : AQ_PLAN_SIMULATED_MOST;
     uint32_t flight = aq_schedule_slots(&own, 0);
+    if (aq_plan_line_shared(plan) && flight > plan->stage_count)
+        flight = plan->stage_count; /* gpipe's is all of them */
     out[count++] = (struct candidate){.kind = kind, .in_flight = AQ_IN_FLIGHT_DEFAULT};
     while (flight < most) {
-        flight = flight > most / 2 ? most : 2 * flight;
+        const uint32_t step = aq_plan_line_shared(plan) ? (flight + 7) / 8 : flight;
+        flight = flight > most - step ? most : flight + step;
         AQ_ASSERT(count < CANDIDATES_MAX);
         out[count++] = (struct candidate){.kind = kind, .in_flight = flight};
     }
     return count;
+}
+
+/* What links will make of bodies is not in a manifest; frames that are smaller than planned need more in flight. */
+static void packed_fill(const struct aq_plan *plan, struct aq_plan_costs *costs)
+{
+    if (plan->job->link.entropy == AQ_LINK_ENTROPY_OFF) return;
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        const struct aq_edge_shape *shape = &plan->edges[e].shape;
+        if (!aq_codec_about(shape->forward.kind)->varies) costs->forward_share[e] = PACKED_SHARE;
+        if (!aq_codec_about(shape->backward.kind)->varies) costs->backward_share[e] = PACKED_SHARE;
+    }
 }
 
 static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches, bool automatic,
@@ -188,8 +207,10 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
     struct aq_plan_costs costs;
     const struct aq_schedule_request first =
         aq_plan_flight_request(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
+    const double alike = aq_plan_line_shared(plan) ? ALIKE_SHARED : AQ_PLAN_ALIKE;
     double least = HUGE_VAL;
     aq_plan_costs_common(plan, 1, &costs);
+    if (aq_plan_line_shared(plan)) packed_fill(plan, &costs);
     for (uint32_t i = 0; i < count; i++) {
         struct candidate *one = &candidates[i];
         const struct aq_schedule_request request =
@@ -205,7 +226,7 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
     }
     const struct candidate *chosen = NULL;
     for (uint32_t i = 0; i < count; i++)
-        if (candidates[i].seconds <= least * AQ_PLAN_ALIKE && (!chosen || candidates[i].bytes < chosen->bytes))
+        if (candidates[i].seconds <= least * alike && (!chosen || candidates[i].bytes < chosen->bytes))
             chosen = &candidates[i];
     *out = aq_plan_flight_request(plan, micro_batches, chosen->kind, chosen->in_flight);
     return AQ_OK;

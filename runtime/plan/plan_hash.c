@@ -176,6 +176,12 @@ enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_
 
 /* ---- digests ---- */
 
+static void add_colours(const char *name, const struct aq_factors *values, struct aq_text *text)
+{
+    for (uint32_t i = 0; i < values->count; i++)
+        aq_text_add(text, "%s of colour %u=%.9g\n", name, i, (double)values->of[i]);
+}
+
 /* Everything that a message depends on: the model and its initial weights, the sample's tokens, the cut, and the
  * store's format. */
 static void job_text(const struct aq_plan *plan, struct aq_text *text)
@@ -200,6 +206,9 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
     if (job->split.client) aq_text_add(text, "client=%s\n", job->split.client);
     if (aq_augment_any(&job->data.augment))
         aq_text_add(text, "crop=%u flip=%d\n", job->data.augment.crop, (int)job->data.augment.flip);
+    if (job->data.augment.cutout) aq_text_add(text, "cutout=%u\n", job->data.augment.cutout);
+    add_colours("mean", &job->data.image.mean, text);
+    add_colours("std", &job->data.image.std, text);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].shape.forward.kind,
                     (int)plan->edges[e].shape.forward.store,

@@ -19,8 +19,9 @@ bool aq_plan_weights_gone(const struct aq_job *job);
  */
 enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples, uint32_t *lengths);
 
-/* plan_split.c: AQ_INVAL: options of split learning that this model and cut cannot have; names the key. */
-enum aq_status aq_plan_split_check(const struct aq_plan *plan);
+/* plan_split.c: AQ_INVAL: options of split learning that this model and cut cannot have; names the key. given:
+ * the cut is the manifest's, and not one that is tried, whose batch norms may be at another end. */
+enum aq_status aq_plan_split_check(const struct aq_plan *plan, bool given);
 
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);

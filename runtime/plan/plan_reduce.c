@@ -81,7 +81,9 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 
 uint64_t aq_plan_warmup_bytes(const struct aq_plan *plan, uint32_t s)
 {
-    return both_ways(plan->stages[s].traffic.warmup_bytes, aq_job_reducers(plan->job));
+    const uint64_t steps = aq_plan_warmup_steps(plan);
+    const uint64_t bytes = steps ? aq_optimizer_traffic_warm(&plan->stages[s].traffic, steps) / steps : 0;
+    return both_ways(bytes, aq_job_reducers(plan->job));
 }
 
 uint64_t aq_plan_warmup_steps(const struct aq_plan *plan)
@@ -104,7 +106,7 @@ bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text)
     const struct aq_optimizer_traffic *traffic = &plan->stages[0].traffic;
     const char *remedy = "fewer optimizer.warmup_steps";
     char size[AQ_TEXT_NUMBER];
-    if (plan->steps == 0 || traffic->warmup_falls || aq_plan_warmup_steps(plan) < plan->steps) return false;
+    if (plan->steps == 0 || traffic->falling > 0 || aq_plan_warmup_steps(plan) < plan->steps) return false;
     if (!text) return true;
     if (traffic->warmup_least) remedy = "optimizer.freeze_ratio: 0 with optimizer.warmup_steps, or a lower train.beta2";
     if (config->low_rank) remedy = "a lower reduce.start_step";

@@ -13,14 +13,15 @@
  * cut's values, so that one is coded while the next is computed.
  *
  * Every link is two resources, one each way, that carry frames one after another and hand each over half a round trip
- * after it has left. A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A
- * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
- * has left. Replicas reduce over their own links while they pack and unpack: the longer counts. Optimizers that average
- * gradients do so before the norm; the others in their update, piece by piece (0056). The gradient of a tied table goes
- * up when the chains are done. Its values come down after the update (plan_tied.c); with model.tied: compressed, rows
- * come down before the norm. Steps follow each other; the last of them is the answer, because steps overlap at their
- * ends (with lost packets, plan_loss.c, the mean of many). With train.staleness the chains of a step start when the
- * update before the last is done, and the answer is the mean of the last two.
+ * after it has left. The two links of a split job's client share its line: while both carry, each has half of its rate.
+ * A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A send buffer is free
+ * half a round trip after its frame was there (links that heal keep it until then), else when it has left. Replicas
+ * reduce over their own links while they pack and unpack: the longer counts. Optimizers that average gradients do so
+ * before the norm; the others in their update, piece by piece (0056). The gradient of a tied table goes up when the
+ * chains are done. Its values come down after the update (plan_tied.c); with model.tied: compressed, rows come down
+ * before the norm. Steps follow each other; the last of them is the answer, because steps overlap at their ends (with
+ * lost packets, plan_loss.c, the mean of many). With train.staleness the chains of a step start when the update before
+ * the last is done, and the answer is the mean of the last two.
  */
 #include <float.h>
 #include <math.h>
@@ -48,7 +49,8 @@ enum { RECEIVE = 0, COMPUTE = 1, SEND = 2 };
  */
 struct pipe {
     struct aq_plan_window window;
-    double seconds; /* a frame on the wire                                                             */
+    double seconds;      /* a frame on the wire                                                             */
+    struct pipe *beside; /* shares its line: each has half of the rate while both carry; NULL: none    */
     double frame_bytes;
     double tied_s;     /* what a tied table needs of a step, on the wire          */
     double tied_until; /* it leaves the wire then; frames from tied_behind on wait */
@@ -175,6 +177,18 @@ static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *
     pipe->held = sim->plan->job->link.outage_ns_max ? pipe->back : -pipe->delay;
 }
 
+static void line_share(struct pipe *pipe, struct pipe *other)
+{
+    pipe->beside = other;
+    other->beside = pipe;
+}
+
+/* Frames on a shared line take this many times longer from now on than they did. */
+static void line_slow(const struct simulation *sim, struct pipe *pipe, double times)
+{
+    if (pipe && pipe->done_at != DBL_MAX) pipe->done_at = sim->now + times * fmax(pipe->done_at - sim->now, 0);
+}
+
 /* One step more may run, unless all have begun. begun: how many have. */
 static void actor_add(const struct simulation *sim, struct actor *actor, uint32_t begun)
 {
@@ -238,6 +252,10 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
         pipe_open(sim, s, &sim->backward[s], costs->cold ? edge->step_backward_first : edge->step_backward,
                   costs->backward_share[s]);
     }
+    if (aq_plan_line_shared(sim->plan)) {
+        line_share(&sim->forward[0], &sim->backward[1]); /* up */
+        line_share(&sim->backward[0], &sim->forward[1]);
+    }
     return AQ_OK;
 }
 
@@ -249,7 +267,8 @@ static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
     if (pipe->begun - pipe->credited >= pipe->window.receive_slots) return false;
     if (pipe->begun >= pipe->tied_behind && pipe->tied_until > sim->now) return false;
     pipe->begun++;
-    pipe->done_at = sim->now + pipe->seconds;
+    line_slow(sim, pipe->beside, 2);
+    pipe->done_at = sim->now + pipe->seconds * (pipe->beside && pipe->beside->done_at != DBL_MAX ? 2 : 1);
     return true;
 }
 
@@ -261,6 +280,7 @@ static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
     const double before = number ? pipe->arrives[number - 1] : 0; /* in order */
     pipe->arrives[number] = fmax(pipe->done_at + pipe->delay + late, before);
     pipe->done_at = DBL_MAX;
+    line_slow(sim, pipe->beside, 0.5);
     return true;
 }
 

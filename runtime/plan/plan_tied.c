@@ -2,7 +2,6 @@
  * plan_tied.c -- a tied head that a cut separates from the embedding's table: the traffic between the two, and the jobs
  * where model.tied is impossible. See runtime/worker/worker_tied.c.
  */
-#include "keys.h"
 #include "plan_private.h"
 
 enum { PLACE_BYTES = 256 };

@@ -14,6 +14,6 @@ uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
     const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
-    return aq_job_same_host(job, edge, edge + 1) &&
+    return aq_job_same_host(job, edge, edge + 1) && !aq_job_relayed(job, edge, edge + 1) &&
            (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
 }

@@ -75,7 +75,6 @@
 #define RUNTIME_PROGRAM_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -138,8 +137,7 @@ struct aq_schedule_request {
 
 enum { AQ_STALENESS_MAX = 1 };
 
-/* "gpipe" -> its kind; AQ_NOTFOUND (not logged). And back; never NULL. */
-enum aq_status aq_schedule_find(const char *name, enum aq_schedule_kind *out);
+/* "gpipe"; never NULL. */
 const char *aq_schedule_name(enum aq_schedule_kind kind);
 
 /* Does it split backward into two halves? One that is yet to be chosen does not. */

@@ -3,11 +3,6 @@
  */
 #include "schedule.h"
 
-#include <string.h>
-
-#define AQ_SCHEDULE(name, id, text) extern const struct aq_schedule_ops schedule_##name;
-#include "schedules.def"
-
 static const struct aq_schedule_ops *ops_of(enum aq_schedule_kind kind)
 {
     switch (kind) {
@@ -19,17 +14,6 @@ static const struct aq_schedule_ops *ops_of(enum aq_schedule_kind kind)
         break; /* none: a plan chooses one */
     }
     return NULL;
-}
-
-enum aq_status aq_schedule_find(const char *name, enum aq_schedule_kind *out)
-{
-#define AQ_SCHEDULE(row, id, text)                                                                                     \
-    if (strcmp(name, text) == 0) {                                                                                     \
-        *out = id;                                                                                                     \
-        return AQ_OK;                                                                                                  \
-    }
-#include "schedules.def"
-    return AQ_NOTFOUND;
 }
 
 const char *aq_schedule_name(enum aq_schedule_kind kind)
@@ -121,10 +105,9 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
         return aq_fail(AQ_NOSPC, "schedule", "room for %u instructions, %u are needed", capacity, aq_schedule_bound(M));
     const struct aq_schedule_ops *ops = ops_of(request->kind);
     struct emitter emitter = {.code = code, .slots = aq_schedule_slots(request, stage)};
-    void *memory = NULL;
     const uint32_t entries = (ops->split ? 3 : 2) * M;
-    AQ_TRY(aq_alloc(entries * sizeof(struct aq_schedule_order), &memory));
-    struct aq_schedule_order *order = memory;
+    struct aq_schedule_order *order;
+    AQ_TRY(AQ_NEW(entries, &order));
     const uint32_t window = P == 1 ? 0 : request->window < M ? request->window : M;
     struct aq_schedule_request step = *request; /* of one step: the next one runs in parallel, outside its order */
     step.staleness = 0;

@@ -43,4 +43,7 @@ struct aq_schedule_ops {
     bool flushes; /* obeys the request's flush: all stages have as many slots */
 };
 
+#define AQ_SCHEDULE(name, id, text) extern const struct aq_schedule_ops schedule_##name;
+#include "schedules.def"
+
 #endif

@@ -9,8 +9,6 @@
  */
 #include "schedule.h"
 
-extern const struct aq_schedule_ops schedule_1f1b;
-
 static uint32_t schedule_1f1b_slots(const struct aq_schedule_request *request, uint32_t stage)
 {
     const uint32_t behind = request->stages - 1 - stage; /* stages behind this one */

@@ -8,8 +8,6 @@
  */
 #include "schedule.h"
 
-extern const struct aq_schedule_ops schedule_gpipe;
-
 static uint32_t gpipe_slots(const struct aq_schedule_request *request, uint32_t stage)
 {
     (void)stage;

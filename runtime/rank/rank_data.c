@@ -13,9 +13,7 @@ static enum aq_status open_parts(struct aq_rank_data *data)
 {
     const struct aq_job_facts *facts = &data->plan->facts;
     const uint64_t samples = facts->train_samples + facts->heldout_samples;
-    void *memory;
-    AQ_TRY(aq_alloc((samples + 1) * sizeof(uint32_t), &memory));
-    data->part_first = memory;
+    AQ_TRY(AQ_NEW(samples + 1, &data->part_first));
     data->parts = data->train_lengths + samples;
     uint64_t part = 0;
     for (uint64_t s = 0; s < samples; s++) {
@@ -126,10 +124,8 @@ static enum aq_status open_sampler(struct aq_rank_data *data)
 /* The last stage counts the targets of whole steps: those of the other replicas, too. */
 static enum aq_status open_targets(struct aq_rank_data *data)
 {
-    void *memory;
     if (data->position + 1 != data->plan->stage_count || !aq_dataset_masks(data->train)) return AQ_OK;
-    AQ_TRY(aq_alloc(data->plan->replicas * sizeof *data->targets.samplers, &memory));
-    data->targets.samplers = memory;
+    AQ_TRY(AQ_NEW(data->plan->replicas, &data->targets.samplers));
     for (uint32_t r = 0; r < data->plan->replicas; r++)
         AQ_TRY(aq_sampler_open_shard(data->plan->facts.train_samples, data->plan->batch, data->plan->job->train.seed,
                                      data->plan->job->train.shuffle, r, data->plan->replicas,
@@ -142,15 +138,15 @@ static enum aq_status open_data(struct aq_rank_data *data)
 {
     const bool reads = data->position == 0 || data->position + 1 == data->plan->stage_count;
     const uint32_t B = data->plan->stages[data->position].config.B, T = data->plan->stages[data->position].config.T;
+    const struct aq_job *job = data->plan->job;
     struct aq_batch *batch = &data->batch;
     AQ_TRY(open_sampler(data));
-    const char *kind = labels_alone(data) ? aq_labels_kind() : data->plan->job->data.kind;
-    if (reads) batch->field_count = aq_dataset_fields(kind, T, batch->fields);
+    const char *kind = labels_alone(data) ? aq_labels_kind() : job->data.kind;
+    if (reads) batch->field_count = aq_dataset_fields(kind, T, &job->data.image, batch->fields);
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         data->sample_ids = aq_arena_take(&arena, B * sizeof *data->sample_ids);
         data->lengths = aq_arena_take(&arena, B * sizeof *data->lengths);
-        data->variants = aq_arena_take(&arena, B * sizeof *data->variants);
         data->views = aq_arena_take(&arena, B * sizeof *data->views);
         if (data->parts) data->starts = aq_arena_take(&arena, ((size_t)B + 1) * T * sizeof *data->starts);
         for (uint32_t i = 0; i < batch->field_count; i++)
@@ -193,9 +189,16 @@ void aq_rank_data_close(struct aq_rank_data *data)
 
 /* --- steps ------------------------------------------------------------------------------------------------------ */
 
+/* The sampler's step. */
+static uint64_t turn_of(const struct aq_rank_data *data, uint64_t step)
+{
+    AQ_ASSERT(step >= data->idle);
+    return step - data->idle;
+}
+
 uint32_t aq_rank_data_samples(const struct aq_rank_data *data, uint64_t step)
 {
-    return aq_sampler_size(data->sampler, step);
+    return aq_sampler_size(data->sampler, turn_of(data, step));
 }
 
 uint32_t aq_rank_data_micro_batches(const struct aq_rank_data *data, uint64_t step)
@@ -209,16 +212,15 @@ void aq_rank_data_batch(struct aq_rank_data *data, uint64_t step, uint32_t micro
     const uint32_t B = data->plan->stages[data->position].config.B, size = aq_rank_data_samples(data, step);
     const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
     const struct aq_augment *const augment = &job->data.augment;
-    const uint64_t epoch = (step + data->shift) / data->plan->steps_per_epoch;
+    const uint64_t turn = turn_of(data, step), epoch = (turn + data->shift) / data->plan->steps_per_epoch;
     const uint64_t first_id = data->plan->facts.first_sample; /* of all clients, as an unsplit run has them */
     AQ_ASSERT(first < size);
     for (uint32_t i = 0; i < samples; i++) {
-        const uint64_t sample = aq_sampler_at(data->sampler, step, first + i);
+        const uint64_t sample = aq_sampler_at(data->sampler, turn, first + i);
         data->sample_ids[i] = job->data.skip + sample;
         if (data->train_lengths) data->lengths[i] = data->train_lengths[sample];
-        if (!aq_augment_any(augment)) continue;
-        data->views[i] = aq_view_of(augment, job->train.seed, epoch, first_id + data->sample_ids[i]);
-        data->variants[i] = data->views[i].flipped;
+        if (aq_augment_any(augment))
+            data->views[i] = aq_view_of(augment, job->train.seed, epoch, first_id + data->sample_ids[i]);
     }
     const uint32_t *const lengths = data->train_lengths ? data->lengths : NULL;
     *batch = (struct aq_edge_batch){.step = step,
@@ -226,8 +228,7 @@ void aq_rank_data_batch(struct aq_rank_data *data, uint64_t step, uint32_t micro
                                     .samples = samples,
                                     .sample_ids = data->sample_ids,
                                     .lengths = aq_rank_data_cut_lengths(data, lengths),
-                                    .variants = augment->flip ? data->variants : NULL,
-                                    .views = augment->crop ? data->views : NULL,
+                                    .views = aq_augment_any(augment) ? data->views : NULL,
                                     .rate = aq_plan_learning_rate(data->plan, step + 1 + data->shift)};
 }
 
@@ -241,8 +242,10 @@ enum aq_status aq_rank_data_put(struct aq_rank_data *data, const struct aq_edge_
     const struct aq_job_data *about = &data->plan->job->data;
     const struct aq_dataset *from = heldout ? data->heldout : data->train;
     const bool sees = !heldout && data->position == 0 && aq_augment_any(&about->augment);
+    float black[AQ_AUGMENT_COLOURS];
     const uint64_t skip = heldout ? 0 : about->skip;
     data->batch.samples = batch->samples;
+    aq_dataset_image_black(&about->image, black);
     if (heldout)
         data->batch.lengths = data->heldout_lengths ? data->heldout_lengths + batch->sample_ids[0] : NULL;
     else
@@ -252,7 +255,7 @@ enum aq_status aq_rank_data_put(struct aq_rank_data *data, const struct aq_edge_
         (void)starts_of(data, heldout, batch->sample_ids[i] - skip, i);
     for (uint32_t i = 0; from && i < batch->samples; i++) {
         AQ_TRY(aq_dataset_put(from, batch->sample_ids[i] - skip, &data->batch, i));
-        if (sees) aq_view_apply(&data->views[i], &data->batch, i);
+        if (sees) aq_view_apply(&data->views[i], black, &data->batch, i);
     }
     return AQ_OK;
 }
@@ -287,7 +290,7 @@ double aq_rank_data_targets(struct aq_rank_data *data, const struct aq_task *tas
     if (data->targets.step != step + 1) {
         uint64_t sum = 0;
         for (uint32_t r = 0; r < data->plan->replicas; r++)
-            sum += targets_of(data, data->targets.samplers[r], step, each);
+            sum += targets_of(data, data->targets.samplers[r], turn_of(data, step), each);
         data->targets.all = (double)(sum ? sum : 1) / data->plan->replicas;
         data->targets.step = step + 1;
     }

@@ -14,7 +14,6 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
-#include "edge.h"
 #include "plan.h"
 #include "stages/augment.h"
 #include "stages/dataset.h"
@@ -25,13 +24,14 @@ struct aq_rank_data {
     const struct aq_plan *plan; /* borrowed */
     uint32_t rank, position;
     uint64_t shift;                     /* the plan's step minus the run's own, modulo 2^64 (split.mode: global) */
+    uint64_t idle;                      /* steps of rounds before that this replica did not train (reduce.steps): its
+                                           samples follow each other without a gap */
     struct aq_dataset *train, *heldout; /* first and last stage only */
     struct aq_sampler *sampler;
     struct aq_batch batch; /* room for B samples with all fields of the data set; a middle stage has only ids */
     uint64_t *sample_ids;  /* B */
     uint32_t *lengths;     /* B: tokens of these samples that are real */
-    uint16_t *variants;    /* B: and which of its messages each has, and */
-    struct aq_view *views; /* how its image is seen: data.augment      */
+    struct aq_view *views; /* B: how each image is seen: data.augment */
     const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T, or split.pad and others know */
     const uint32_t *parts;                           /* of all training samples, then of held-out ones; or NULL */
     uint32_t *part_first;                            /* then, of each of these and the end: its first one       */

@@ -7,7 +7,6 @@
  */
 #include "metrics.h"
 
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -40,8 +39,10 @@ struct aq_metrics {
     uint64_t first;           /* the step of the first end that is known                        */
     uint64_t *ends;           /* [AQ_METRICS_AHEAD] bytes after a step, at its remainder; NULL: no timed checkpoints */
     json_t *joined;
-    json_t *held;                /* evaluations after steps whose own lines are not whole yet; NULL: none were */
-    bool lost[AQ_JOB_RANKS_MAX]; /* ranks whose further lines are not waited for */
+    json_t *held; /* evaluations after steps whose own lines are not whole yet; NULL: none were */
+    struct {
+        uint64_t after, last;
+    } without[AQ_JOB_RANKS_MAX]; /* in these steps the rank's lines are not waited for */
     uint64_t room;
     json_t **lines; /* [room][stages]; NULL: not come yet */
 };
@@ -56,13 +57,11 @@ static json_t **place_of(const struct aq_metrics *metrics, uint64_t step)
 static enum aq_status make_room(struct aq_metrics *metrics, uint64_t ahead)
 {
     struct aq_metrics grown = *metrics;
-    void *memory;
     if (ahead <= metrics->room) return AQ_OK;
     if (grown.room == 0) grown.room = ROOM_FIRST;
     while (grown.room < ahead)
         grown.room *= 2;
-    AQ_TRY(aq_alloc(grown.room * grown.stages * sizeof *grown.lines, &memory));
-    grown.lines = memory;
+    AQ_TRY(AQ_NEW(grown.room * grown.stages, &grown.lines));
     for (uint64_t n = 0; n < metrics->room; n++)
         memcpy(place_of(&grown, metrics->next + n), place_of(metrics, metrics->next + n),
                grown.stages * sizeof *grown.lines);
@@ -73,10 +72,9 @@ static enum aq_status make_room(struct aq_metrics *metrics, uint64_t ahead)
 
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out)
 {
-    void *memory;
     AQ_ASSERT(config->stages >= 1 && config->stages <= AQ_JOB_RANKS_MAX);
-    AQ_TRY(aq_alloc(sizeof(struct aq_metrics), &memory));
-    struct aq_metrics *metrics = memory;
+    struct aq_metrics *metrics;
+    AQ_TRY(AQ_NEW(1, &metrics));
     metrics->stages = config->stages;
     metrics->next = config->step + 1;
     metrics->seconds_before = config->seconds;
@@ -85,10 +83,7 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     metrics->board = config->board;
     metrics->fd = -1;
     enum aq_status roomy = make_room(metrics, ROOM_FIRST);
-    if (roomy == AQ_OK && config->mark_timed) {
-        roomy = aq_alloc(AQ_METRICS_AHEAD * sizeof *metrics->ends, &memory);
-        if (roomy == AQ_OK) metrics->ends = memory;
-    }
+    if (roomy == AQ_OK && config->mark_timed) roomy = AQ_NEW(AQ_METRICS_AHEAD, &metrics->ends);
     if (roomy != AQ_OK) {
         aq_metrics_close(metrics);
         return roomy;
@@ -265,6 +260,17 @@ static void join_loss(const struct aq_metrics *metrics, json_t *const *lines, js
     if (count > 1) json_object_set_new(joined, "loss", aq_control_number(sum / count));
 }
 
+/* Each rank counts the samples of all replicas: of those that are missing none were trained. */
+static void join_samples(const struct aq_metrics *metrics, json_t *const *lines, json_t *joined)
+{
+    const uint64_t samples = aq_control_u64_or(joined, "samples", 0);
+    uint32_t here = 0;
+    for (uint32_t r = 0; r < metrics->stages; r++)
+        here += lines[r] != NULL;
+    if (here < metrics->stages && samples > 0)
+        json_object_set_new(joined, "samples", json_integer((json_int_t)(samples * here / metrics->stages)));
+}
+
 /* A step is void where it was void on any replica: as a rule on all, with local steps on its own. */
 static void join_skipped(const struct aq_metrics *metrics, json_t *const *lines, json_t *joined)
 {
@@ -289,6 +295,7 @@ static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint
     }
     join_loss(metrics, lines, joined);
     join_skipped(metrics, lines, joined);
+    join_samples(metrics, lines, joined);
     json_object_set_new(joined, "stage_seconds", gather(lines, metrics->stages, "seconds"));
     const double seconds = aq_control_number_or(joined, "seconds", 0),
                  samples = aq_control_number_or(joined, "samples", 0);
@@ -314,10 +321,16 @@ static enum aq_status keep(struct aq_metrics *metrics, uint32_t rank, json_t *li
     return AQ_OK;
 }
 
-void aq_metrics_lose(struct aq_metrics *metrics, uint32_t rank)
+void aq_metrics_without(struct aq_metrics *metrics, uint32_t rank, uint64_t after, uint64_t step)
 {
     AQ_ASSERT(rank < metrics->stages);
-    metrics->lost[rank] = true;
+    metrics->without[rank].after = after;
+    metrics->without[rank].last = step;
+}
+
+static bool is_without(const struct aq_metrics *metrics, uint32_t rank)
+{
+    return metrics->next > metrics->without[rank].after && metrics->next <= metrics->without[rank].last;
 }
 
 enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined)
@@ -325,11 +338,11 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
     *joined = NULL;
     if (line) AQ_TRY(keep(metrics, rank, line));
     json_t **lines = place_of(metrics, metrics->next);
-    bool any = false;
+    bool any = false; /* or some rank's lines come again later: in this step nobody trained */
     for (uint32_t r = 0; r < metrics->stages; r++)
-        any |= lines[r] != NULL;
+        any |= lines[r] != NULL || (is_without(metrics, r) && metrics->without[r].last != UINT64_MAX);
     for (uint32_t r = 0; r < metrics->stages; r++)
-        if (!lines[r] && !(metrics->lost[r] && any)) return AQ_OK;
+        if (!lines[r] && !(is_without(metrics, r) && any)) return AQ_OK;
     json_decref(metrics->joined);
     metrics->joined = join(metrics, lines, metrics->next);
     for (uint32_t r = 0; r < metrics->stages; r++) {

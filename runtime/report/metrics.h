@@ -15,7 +15,6 @@
 
 #include "aqsgd/base.h"
 #include "board.h"
-#include "job.h"
 
 /*
  * How many steps one rank's lines may be ahead of another's. Ranks train in step, but their lines come by different
@@ -53,8 +52,9 @@ double aq_metrics_seconds(const struct aq_metrics *metrics);
  */
 enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined);
 
-/* This rank's lines end: a step that lacks only such lines is whole, with null in their place. */
-void aq_metrics_lose(struct aq_metrics *metrics, uint32_t rank);
+/* After the step `after` up to this step the rank's lines may be missing: a step that lacks only such lines is whole,
+ * with null in their place. UINT64_MAX: from there on, until the next call. */
+void aq_metrics_without(struct aq_metrics *metrics, uint32_t rank, uint64_t after, uint64_t step);
 
 /* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. An evaluation that comes before
  * its step is whole is written behind that, at once when it is. */

@@ -171,10 +171,9 @@ static bool read_rest(struct aq_metrics_index *index, const char *metrics_path)
 struct aq_metrics_index *aq_metrics_index_open(const char *metrics_path, uint64_t every)
 {
     char path[AQ_RUN_PATH_BYTES];
-    void *memory;
+    struct aq_metrics_index *index;
     uint64_t end;
-    if (!index_path(metrics_path, path) || aq_alloc(sizeof(struct aq_metrics_index), &memory) != AQ_OK) return NULL;
-    struct aq_metrics_index *index = memory;
+    if (!index_path(metrics_path, path) || AQ_NEW(1, &index) != AQ_OK) return NULL;
     *index = (struct aq_metrics_index){.fd = -1, .every = every ? every : AQ_METRICS_INDEX_BYTES};
     aq_report_sums_init(&index->sums);
     json_t *object = newest(metrics_path, UINT64_MAX, &index->last, &end);

@@ -197,7 +197,7 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
         if (c_q > sqrt(0.5))
             aq_text_add(text,
                         "%s: cut %zu does not contract, c_Q is %.3f (the theorem needs less than 0.707): give it "
-                        "more bits or edges.guard: true, and edges.forward.store: fp16 if its store has fewer bits\n",
+                        "more bits or edges.guard: true, and edges.forward.store: fp16 if it is coarser\n",
                         name, e, c_q);
         const double gradient = aq_control_number_or(cut, "gradient_error", (double)NAN);
         if (gradient > sqrt(0.5))

@@ -21,7 +21,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "job.h"
 #include "progress.h"
 
 enum { AQ_TRACKERS_END_S = 120, AQ_TRACKERS_CHECK_S = 20, AQ_TRACKERS_LINE_BYTES = 512 };

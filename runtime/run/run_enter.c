@@ -1,7 +1,6 @@
 /* run_enter.c -- see the header. */
 #include "run_enter.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
- * split_board.c -- a split-server's output: the status page of status.listen, and events with --json.
+ * split_board.c -- a split-server's output: the status page of status.listen, events with --json, and status.json.
  *
- * Both come from the present state, once in each turn of the loop: a difference from the last report is an event. So
+ * All come from the present state, once in each turn of the loop: a difference from the last report is an event. So
  * the code that admits clients or gives them turns does not depend on either. A client's loss, accuracy and bytes are
  * read from its run after each of its turns.
  */
@@ -9,10 +9,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "json_text.h"
 #include "page.h"
 #include "split_private.h"
 
+/* status.json is written at most once in this time: with global sampling who waits for whom changes in each step. */
+static const uint64_t write_ns = 1000ULL * 1000 * 1000;
+
 struct shown {
+    json_t *written;        /* status.json as it is on disk; NULL: not yet */
+    uint64_t looked_ns;     /* when it was compared last                   */
+    bool unwritable;        /* which was said                              */
     struct aq_board *board; /* NULL: no page */
     struct aq_page *page;
     bool begun;
@@ -126,7 +133,7 @@ static void tell_site(struct server *server, uint32_t i)
     const bool here = site->control != NULL, turned = site->turns != told->turns || !server->shown->begun;
     if (strcmp(client->name, site->name) != 0) { /* one before it was forgotten */
         *told = (struct told){.turns = site->turns, .missed = site->missed};
-        *client = (struct aq_board_client){.bytes = NAN, .loss = NAN, .accuracy = NAN};
+        *client = (struct aq_board_client){.bytes = NAN, .loss = NAN, .accuracy = NAN, .epsilon = NAN, .delta = NAN};
         snprintf(client->name, sizeof client->name, "%s", site->name);
         take_figures(server, site, client);
     } else if (turned) {
@@ -137,6 +144,8 @@ static void tell_site(struct server *server, uint32_t i)
     client->awaited = is_awaited(server, site);
     client->turns = site->turns;
     client->missed = site->missed;
+    client->epsilon = site->epsilon;
+    client->delta = site->delta;
     client->late = site->lates;
     client->step = site->mark;
     client->samples = site->samples;
@@ -151,16 +160,47 @@ static void tell_site(struct server *server, uint32_t i)
                         (json_int_t)server->round, "begin", (json_int_t)site->mark, "until", (json_int_t)site->until));
     told->pid = site->pid;
     if (site->turns > told->turns)
-        event(server, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "trained", "client", site->name,
+        event(server, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "trained", "client", site->name,
                                 "turns", (json_int_t)site->turns, "step", (json_int_t)site->mark, "sent_bytes",
                                 aq_control_number(client->bytes), "loss", aq_control_number(client->loss), "accuracy",
-                                aq_control_number(client->accuracy)));
+                                aq_control_number(client->accuracy), "epsilon", aq_control_number(site->epsilon)));
     if (site->missed > told->missed)
         event(server, json_pack("{s:s, s:s, s:I, s:s}", "event", "missed", "client", site->name, "missed",
                                 (json_int_t)site->missed, "cause", site->missed_why));
     told->here = here;
     told->turns = site->turns;
     told->missed = site->missed;
+}
+
+/* Takes the reference. A disk on which this fails stops the server at the next state_save. */
+static void status_write(struct server *server, json_t *line)
+{
+    struct shown *shown = server->shown;
+    struct aq_error_hold hold;
+    char path[AQ_RUN_PATH_BYTES];
+    shown->looked_ns = aq_clock_ns();
+    if (!line || json_equal(line, shown->written)) {
+        json_decref(line);
+        return;
+    }
+    json_decref(shown->written);
+    shown->written = line;
+    aq_error_hold(&hold);
+    enum aq_status status = state_path(server, path, "status.json");
+    if (status == AQ_OK) status = aq_json_replace(path, json_incref(line), JSON_INDENT(1));
+    aq_error_release(&hold);
+    if (status != AQ_OK && !shown->unwritable)
+        server_say(server, "status.json cannot be written, so `aqpipe status` is behind: %s", hold.text);
+    shown->unwritable = status != AQ_OK;
+}
+
+static json_t *present(const struct server *server, const char *state, const char *waits)
+{
+    json_t *line = aq_board_split_json(&server->shown->now);
+    if (!line) return NULL;
+    json_object_set_new(line, "state", json_string(state));
+    json_object_set_new(line, "waits_for", json_string(waits));
+    return line;
 }
 
 void shown_tell(struct server *server)
@@ -178,7 +218,10 @@ void shown_tell(struct server *server)
         tell_site(server, i);
     shown->begun = true;
     waits_text(server, waits, sizeof waits);
-    aq_board_split(shown->board, &shown->now, server->stopping ? AQ_BOARD_STOPPING : AQ_BOARD_RUNNING, waits);
+    const enum aq_board_state state = server->stopping ? AQ_BOARD_STOPPING : AQ_BOARD_RUNNING;
+    aq_board_split(shown->board, &shown->now, state, waits);
+    if (!shown->written || aq_clock_ns() - shown->looked_ns >= write_ns)
+        status_write(server, present(server, aq_board_state_text(state), waits));
 }
 
 static enum aq_status open_page(struct server *server)
@@ -200,10 +243,7 @@ static enum aq_status open_page(struct server *server)
 enum aq_status shown_open(struct server *server)
 {
     const struct aq_job *job = server->job;
-    void *memory;
-    if (!job->status.listen && !server->config->progress->json) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof *server->shown, &memory));
-    server->shown = memory;
+    AQ_TRY(AQ_NEW(1, &server->shown));
     server->shown->round = UINT32_MAX;
     struct aq_board_split *now = &server->shown->now;
     now->rounds = job->split.rounds;
@@ -231,8 +271,13 @@ void shown_end(struct server *server, enum aq_status status)
     const enum aq_split_end end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     json_t *line = json_pack("{s:s, s:s, s:I, s:I}", "event", "end", "state", states[end], "rounds",
                              (json_int_t)server->shown->now.rounds, "turns", (json_int_t)round_turns(server));
-    if (end == AQ_SPLIT_FAILED) json_object_set_new(line, "cause", json_string(cause));
+    json_t *last = present(server, states[end], "");
+    if (end == AQ_SPLIT_FAILED) {
+        json_object_set_new(line, "cause", json_string(cause));
+        json_object_set_new(last, "cause", json_string(cause));
+    }
     event(server, line);
+    status_write(server, last);
 }
 
 void shown_close(struct server *server)
@@ -240,5 +285,6 @@ void shown_close(struct server *server)
     if (!server->shown) return;
     aq_page_close(server->shown->page);
     aq_board_close(server->shown->board);
+    json_decref(server->shown->written);
     aq_free(server->shown);
 }

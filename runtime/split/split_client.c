@@ -10,13 +10,10 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "child.h"
 #include "confine.h"
 #include "control.h"
 #include "control_socket.h"
@@ -25,26 +22,22 @@
 #include "net/tls.h"
 #include "run_folder.h"
 #include "runtime_text.h"
+#include "split_daemon.h"
+#include "split_folder.h"
 #include "split_gate.h"
 #include "split_job.h"
 #include "split_key.h"
 #include "split_labels.h"
 #include "split_part.h"
 #include "split_piece.h"
+#include "split_samples.h"
+#include "split_seen.h"
 #include "split_session.h"
+#include "split_visits.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
-enum {
-    CONNECT_S = 15,
-    TICK_MS = 100,
-    PAUSE_MS_MAX = 5000,
-    DAEMON_END_S = 10,
-    LINES = 256,
-    FOLDERS_MAX = 24,
-    WORDS_MAX = 8 + 2 * FOLDERS_MAX,
-    INSTANCE_BYTES = 17
-};
+enum { CONNECT_S = 15, TICK_MS = 100, PAUSE_MS_MAX = 5000, LINES = 256, INSTANCE_BYTES = 17 };
 
 struct client {
     const struct aq_split_client_config *config;
@@ -54,10 +47,11 @@ struct client {
     struct aq_tls *tls;
     int lock;
     struct aq_control *server; /* NULL: not connected */
-    struct aq_control *daemon; /* NULL: none runs     */
-    pid_t pid;
+    struct aq_split_daemon daemon;
     char run[AQ_RUN_PATH_BYTES], checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES], begin[AQ_RUN_PATH_BYTES];
     struct aq_split_gate gate;
+    struct aq_split_visits *visits;     /* NULL: the job has no epsilon                          */
+    struct aq_split_epsilon epsilon;    /* as it was told last                                   */
     char seal[AQ_SPLIT_KEY_TEXT_BYTES]; /* the key of the server's cache, with split.seal */
     uint64_t until;                     /* of the turn under way; 0: none                */
     uint64_t told;                      /* its number, which goes back to the server; 0: it has none */
@@ -67,10 +61,14 @@ struct client {
     struct aq_split_out out;
     uint32_t outs;
     bool sends;
-    uint64_t instance;   /* a random number of output.path: two machines with one bundle have two */
-    uint32_t labels_due; /* files of labels that the server still needs */
-    uint64_t joined_ns;  /* when it was last connected to the server, or started to look for it */
+    uint64_t instance;         /* a random number of output.path: two machines with one bundle have two */
+    uint32_t labels_due;       /* files of labels that the server still needs */
+    uint64_t joined_ns;        /* when it was last connected to the server, or started to look for it */
+    char full[AQ_ERROR_BYTES]; /* what a stage here said whose disk is full; "": none has */
+    bool bad_disk;             /* a file of this client could not be written */
     bool stopping, over;
+    struct aq_split_seen *seen; /* client.json */
+    bool spent;                 /* it ends because of split.privacy.epsilon_max */
     enum aq_split_end end;
 };
 
@@ -89,100 +87,11 @@ static void pause_ms(uint32_t ms)
     nanosleep(&moment, NULL);
 }
 
-/* ---- its daemon ---- */
-
-static void daemon_end(struct client *client)
-{
-    aq_control_close(client->daemon); /* it ends with its connection, after it has reaped its workers */
-    client->daemon = NULL;
-    const uint64_t deadline = aq_clock_after(DAEMON_END_S * second_ns);
-    while (client->pid > 0) {
-        const pid_t got = waitpid(client->pid, NULL, WNOHANG);
-        if (got != 0) break;
-        if (aq_clock_ns() > deadline) {
-            kill(client->pid, SIGKILL);
-            while (waitpid(client->pid, NULL, 0) == -1 && errno == EINTR)
-                continue;
-            break;
-        }
-        pause_ms(2);
-    }
-    client->pid = 0;
-}
-
-#define WORD(text) ((char *)(uintptr_t)(text))
-
-/* The words of its command line, and the folders of files in them. */
-struct words {
-    char *of[WORDS_MAX];
-    char folders[FOLDERS_MAX][AQ_RUN_PATH_BYTES];
-    int count, folder_count;
-};
-
-/* Data may be read in the folder of that file, or in that folder. */
-static void allow(struct words *words, const char *path)
-{
-    struct stat about;
-    if (!path || words->folder_count == FOLDERS_MAX) return;
-    char *folder = words->folders[words->folder_count];
-    if (snprintf(folder, AQ_RUN_PATH_BYTES, "%s", path) >= AQ_RUN_PATH_BYTES) return;
-    char *slash = strrchr(folder, '/');
-    if ((stat(folder, &about) != 0 || !S_ISDIR(about.st_mode)) && slash && slash > folder) *slash = 0;
-    for (int i = 0; i < words->folder_count; i++)
-        if (strcmp(words->folders[i], folder) == 0) return;
-    words->folder_count++;
-    words->of[words->count++] = WORD("--allow-data");
-    words->of[words->count++] = folder;
-}
-
-/* The paths that the daemon and its workers may read and write; where the kernel cannot confine them the daemon still
- * refuses jobs that name others. */
-static void words_fill(const struct client *client, struct words *words)
-{
-    const struct aq_job *job = client->job.job;
-    const char *const begins[] = {"aqpiped", "--fd", "3", "--allow-run", client->run};
-    const char *const others[] = {client->begin,  job->security.keys, job->model.weights, job->data.tokenizer_path,
-                                  job->data.chat, job->data.cache};
-    words->count = words->folder_count = 0;
-    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
-        words->of[words->count++] = WORD(begins[i]);
-    if (!aq_confine_able()) words->of[words->count++] = WORD("--without-landlock");
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        allow(words, others[i]);
-    for (uint32_t i = 0; i < job->data.train_count; i++)
-        allow(words, job->data.train[i]);
-    for (uint32_t i = 0; i < job->data.heldout_count; i++)
-        allow(words, job->data.heldout[i]);
-    words->of[words->count] = NULL;
-}
-
-static enum aq_status daemon_begin(struct client *client)
-{
-    int channel[2];
-    static struct words words;
-    words_fill(client, &words);
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return aq_fail_errno(AREA, "cannot open a channel to the daemon");
-    enum aq_status status = aq_control_open(channel[0], &client->daemon);
-    if (status != AQ_OK) {
-        close(channel[0]);
-    } else {
-        aq_control_queue(client->daemon, AQ_CONTROL_LINE_BYTES_MAX + (1 << 20));
-        const struct aq_child child = {.program = client->config->daemon,
-                                       .arguments = (const char *const *)words.of,
-                                       .fds = {{AQ_CHILD_NULL, 0}, {channel[1], AQ_CONTROL_FD}},
-                                       .fd_count = 2};
-        status = aq_child_start(&child, client->config->daemon, &client->pid);
-    }
-    close(channel[1]);
-    return status;
-}
-
 /* ---- the server's lines ---- */
 
 static void no_turn(struct client *client)
 {
-    daemon_end(client);
+    aq_split_daemon_end(&client->daemon);
     aq_split_in_close(&client->in);
     aq_split_out_close(&client->out);
     client->awaited = client->outs = 0;
@@ -191,10 +100,87 @@ static void no_turn(struct client *client)
     client->until = 0;
 }
 
+/* ---- epsilon ---- */
+
+/* Failures that another try may cure: the server is away, or restarts. */
+static bool passes(enum aq_status status)
+{
+    return status == AQ_CLOSED || status == AQ_TIMEOUT || status == AQ_IO;
+}
+
+/* Of this machine's disk: not the server's fault, and connecting again cures nothing. */
+static enum aq_status own_disk(struct client *client, enum aq_status status)
+{
+    client->bad_disk |= status != AQ_OK && status != AQ_CORRUPT && status != AQ_NOMEM;
+    return passes(status) ? AQ_ABORTED : status;
+}
+
+/* What its user hears: at the beginning, and at the end of each turn. */
+static enum aq_status tell_epsilon(struct client *client)
+{
+    const float most = client->job.job->split.privacy.epsilon_max;
+    struct aq_split_epsilon *now = &client->epsilon;
+    char limit[48] = "";
+    if (!client->visits) return AQ_OK;
+    AQ_TRY(own_disk(client, aq_split_visits_now(client->visits, now)));
+    if (most > 0) snprintf(limit, sizeof limit, " of at most %g", (double)most);
+    say(client, "epsilon %.4g%s, delta %g: %u visits of the %s sample that has most", now->epsilon, limit, now->delta,
+        now->visits, now->heldout ? "held-out" : "training");
+    event(client, json_pack("{s:s, s:f, s:f, s:o, s:I}", "event", "epsilon", "epsilon", now->epsilon, "delta",
+                            now->delta, "epsilon_max", most > 0 ? json_real((double)most) : json_null(), "visits",
+                            (json_int_t)now->visits));
+    return AQ_OK;
+}
+
+/* For the server's report and page. */
+static void add_epsilon(const struct client *client, json_t *line)
+{
+    if (!client->visits || !line) return;
+    json_object_set_new(line, "epsilon", aq_control_number(client->epsilon.epsilon));
+    json_object_set_new(line, "delta", aq_control_number(client->epsilon.delta));
+}
+
+/* The server hears why, before the connection ends. */
+static void say_leave(struct client *client, const char *why)
+{
+    json_t *line = json_pack("{s:s, s:s}", "op", "leave", "text", why);
+    add_epsilon(client, line);
+    (void)aq_control_send(client->server, line);
+    (void)aq_control_flush(client->server, aq_clock_after(second_ns));
+}
+
+/* Ends this client's part if the turn would pass split.privacy.epsilon_max: nothing of it is sent. */
+static enum aq_status turn_fits(struct client *client, uint64_t round, uint64_t mark)
+{
+    const struct aq_job_privacy *privacy = &client->job.job->split.privacy;
+    char why[AQ_SPLIT_TEXT_BYTES];
+    double after;
+    bool fits;
+    if (!client->visits) return AQ_OK;
+    AQ_TRY(own_disk(client, aq_split_visits_now(client->visits, &client->epsilon)));
+    AQ_TRY(own_disk(client, aq_split_visits_fit(client->visits, mark, client->until, &fits, &after)));
+    if (fits) return AQ_OK;
+    snprintf(why, sizeof why,
+             "split.privacy.epsilon_max %g: round %" PRIu64 " would raise epsilon from %.4g to %.4g (delta %g), so %s "
+             "stops here and sends nothing more of its data",
+             (double)privacy->epsilon_max, round, client->epsilon.epsilon, after, (double)privacy->delta,
+             client->config->id);
+    say(client, "%s", why);
+    say_leave(client, why);
+    event(client, json_pack("{s:s, s:s, s:s, s:f}", "event", "end", "state", "epsilon", "cause", why, "epsilon",
+                            client->epsilon.epsilon));
+    client->over = client->spent = true;
+    aq_split_seen_end(client->seen, "epsilon", why);
+    return AQ_OK;
+}
+
 static enum aq_status ready(struct client *client)
 {
-    AQ_TRY(daemon_begin(client));
+    const char *const writes[] = {client->run, client->visits ? aq_split_visits_folder(client->visits) : NULL, NULL};
+    client->full[0] = 0; /* of a turn before this one */
+    AQ_TRY(aq_split_daemon_begin(&client->daemon, client->config->daemon, client->job.job, writes, client->begin));
     json_t *line = json_pack("{s:s}", "op", "ready");
+    add_epsilon(client, line);
     if (client->told) json_object_set_new(line, "told", json_integer((json_int_t)client->told));
     return aq_control_send(client->server, line);
 }
@@ -214,7 +200,10 @@ static enum aq_status on_turn(struct client *client, const struct aq_message *me
         return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that the job does not have");
     const bool adopt = turn->adopt;
     client->gate.begin = adopt ? client->begin : NULL;
+    aq_split_seen_turn(client->seen, round, of, mark, client->until);
     if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
+    AQ_TRY(turn_fits(client, round, mark));
+    if (client->spent) return AQ_OK;
     say(client, "round %" PRIu64 " of %" PRIu64 ": trains steps %" PRIu64 " to %" PRIu64, round, of, mark + 1,
         client->until);
     event(client, json_pack("{s:s, s:I, s:I, s:I, s:I}", "event", "turn", "round", (json_int_t)round, "rounds",
@@ -249,13 +238,44 @@ static enum aq_status on_ends(struct client *client, const struct aq_message *me
     return --client->awaited > 0 ? AQ_OK : ready(client);
 }
 
+/* Can a file be made in that folder? A disk that turned read-only takes none. */
+static enum aq_status probe_folder(const char *folder)
+{
+    static const char name[] = "probe.new";
+    int fd;
+    AQ_TRY(aq_file_open(folder, name, AQ_FILE_ANEW, &fd));
+    close(fd);
+    return aq_file_remove(folder, name);
+}
+
+/* Each try with a disk that is full, or takes nothing, fails alike, and few tries are a turn: it ends while the server
+ * still waits for it, which hears this turn's epsilon all the same. */
+static enum aq_status check_disk(struct client *client)
+{
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    enum aq_status status = client->visits ? aq_split_visits_now(client->visits, &client->epsilon) : AQ_OK;
+    if (client->full[0])
+        status = AQ_NOSPC;
+    else if (status != AQ_NOSPC)
+        status = probe_folder(client->run);
+    if (status == AQ_OK && client->visits) status = probe_folder(aq_split_visits_folder(client->visits));
+    aq_error_release(&hold);
+    if (status == AQ_OK) return AQ_OK;
+    say_leave(client, "its disk is full, or cannot be written");
+    return aq_fail(own_disk(client, status), AREA, "%s", client->full[0] ? client->full : hold.text);
+}
+
 /* The turn is over: well, and the ends are asked for, or not. */
 static enum aq_status on_over(struct client *client, const struct aq_message *message)
 {
     const struct aq_message_over *over = &message->over;
     char text[AQ_SPLIT_TEXT_BYTES];
     const uint64_t until = client->until;
-    daemon_end(client);
+    aq_split_daemon_end(&client->daemon);
+    if (!over->done) AQ_TRY(check_disk(client));
+    AQ_TRY(tell_epsilon(client));
+    aq_split_seen_waits(client->seen, over->done ? "sends what it trained" : "waits for its turn");
     if (!over->done) {
         say(client, "the turn is over: %s",
             aq_printable_text(over->text ? over->text : "no reason is given", text, sizeof text));
@@ -280,10 +300,9 @@ static void gate_hosts(struct aq_split_gate *gate, const struct aq_job *job)
     gate->hosts[2] = outside ? job->link.host : NULL;
 }
 
-/* Its job, and what of it the gate lets pass. */
-static enum aq_status job_open(struct client *client, const struct aq_split_share *share)
+static enum aq_status job_of(const struct aq_split_client_config *config, const struct aq_split_share *share,
+                             struct aq_split_job *out)
 {
-    const struct aq_split_client_config *config = client->config;
     const struct aq_split_asked asked = {.manifest = config->manifest,
                                          .sets = config->sets,
                                          .set_count = config->set_count,
@@ -291,9 +310,24 @@ static enum aq_status job_open(struct client *client, const struct aq_split_shar
                                          .data = config->data,
                                          .heldout = config->heldout,
                                          .share = share};
+    return aq_split_job_open(&asked, out);
+}
+
+enum aq_status aq_split_samples(const struct aq_split_client_config *config, const char *path)
+{
+    struct aq_split_job made;
+    AQ_TRY(job_of(config, NULL, &made));
+    const enum aq_status status = aq_split_samples_write(made.job, path);
+    aq_split_job_close(&made);
+    return status;
+}
+
+/* Its job, and what of it the gate lets pass. */
+static enum aq_status job_open(struct client *client, const struct aq_split_share *share)
+{
     struct aq_split_job made;
     char *manifest = NULL, *lengths = NULL;
-    AQ_TRY(aq_split_job_open(&asked, &made));
+    AQ_TRY(job_of(client->config, share, &made));
     enum aq_status status = aq_plan_manifest(made.plan, &manifest);
     if (status == AQ_OK) status = aq_plan_lengths(made.plan, &lengths);
     if (status != AQ_OK) {
@@ -322,7 +356,7 @@ static enum aq_status on_together(struct client *client, const struct aq_message
     const struct aq_job_facts *facts = &client->job.plan->facts;
     char text[AQ_SPLIT_TEXT_BYTES];
     const uint64_t samples = together->samples, first = together->first;
-    if (!aq_job_global(client->job.job) || client->daemon || client->until)
+    if (!aq_job_global(client->job.job) || client->daemon.control || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are expected");
     const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_TURNS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
@@ -362,14 +396,8 @@ static enum aq_status on_end(struct client *client, const struct aq_message *mes
     else
         say(client, "all rounds are over");
     event(client, json_pack("{s:s, s:s, s:I}", "event", "end", "state", "done", "turns", (json_int_t)turns));
+    aq_split_seen_end(client->seen, "done", NULL);
     return AQ_OK;
-}
-
-/* The server hears why, before the connection ends. */
-static void say_leave(struct client *client, const char *why)
-{
-    (void)aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "leave", "text", why));
-    (void)aq_control_flush(client->server, aq_clock_after(second_ns));
 }
 
 /* The daemon has ended. Both ends print how; its own output is in this client's output. */
@@ -377,12 +405,12 @@ static enum aq_status daemon_gone(struct client *client)
 {
     char why[AQ_SPLIT_TEXT_BYTES];
     int how = 0;
-    for (int i = 0; i < 500 && client->pid > 0; i++) {
-        if (waitpid(client->pid, &how, WNOHANG) == client->pid) client->pid = 0;
-        if (client->pid > 0) pause_ms(2);
+    for (int i = 0; i < 500 && client->daemon.pid > 0; i++) {
+        if (waitpid(client->daemon.pid, &how, WNOHANG) == client->daemon.pid) client->daemon.pid = 0;
+        if (client->daemon.pid > 0) pause_ms(2);
     }
     const char *id = client->config->id;
-    if (client->pid > 0)
+    if (client->daemon.pid > 0)
         snprintf(why, sizeof why, "the daemon of %s closed its connection", id);
     else if (WIFSIGNALED(how))
         snprintf(why, sizeof why, "the daemon of %s was killed by signal %d", id, WTERMSIG(how));
@@ -397,6 +425,7 @@ static enum aq_status on_closed(struct client *client, const struct aq_message *
 {
     (void)message;
     no_turn(client);
+    aq_split_seen_turned(client->seen);
     return AQ_OK;
 }
 
@@ -421,9 +450,9 @@ static enum aq_status from_server(struct client *client, json_t *line)
     struct aq_message message;
     struct aq_message_wrong wrong;
     if (!event) {
-        if (!client->daemon) return AQ_OK; /* it has ended, and the server did not know yet */
+        if (!client->daemon.control) return AQ_OK; /* it has ended, and the server did not know yet */
         AQ_TRY(aq_split_pass(&client->gate, line));
-        const enum aq_status status = aq_control_send(client->daemon, json_incref(line));
+        const enum aq_status status = aq_control_send(client->daemon.control, json_incref(line));
         return status == AQ_OK || status == AQ_TIMEOUT ? status : daemon_gone(client); /* not the server is gone */
     }
     const enum aq_message_id id = aq_message_find(line, AQ_END_SERVER, AQ_END_CLIENT);
@@ -481,6 +510,7 @@ static enum aq_status send_ends(struct client *client)
             AQ_TRY(aq_split_out_open(&client->out, path, "ends", aq_split_rank(client->outs++)));
         }
         AQ_TRY(aq_split_out_line(&client->out, "op", &line, &last));
+        add_epsilon(client, line);
         if (last) aq_split_out_close(&client->out);
         if (last && client->outs == client->gate.ends) client->sends = false;
         AQ_TRY(aq_control_send(client->server, line));
@@ -545,6 +575,7 @@ static enum aq_status answer(struct client *client)
         client->labels_due = labels ? AQ_SPLIT_FILES : 0;
         event(client, json_pack("{s:s, s:s, s:s}", "event", "joined", "client", client->config->id, "server",
                                 client->job.job->split.server));
+        if (status == AQ_OK) aq_split_seen_waits(client->seen, waits ? text : "waits for its turn");
     } else {
         const char *manifest = aq_control_text_or(line, "manifest", NULL);
         if (manifest) say_differences(client, manifest);
@@ -595,15 +626,24 @@ static short wants(const struct aq_control *control)
     return (short)(aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN);
 }
 
+static void note_failure(struct client *client, const json_t *line)
+{
+    if (strcmp(aq_control_text_or(line, "event", ""), "failed") != 0) return;
+    if (strcmp(aq_control_text_or(line, "status", ""), aq_status_text(AQ_NOSPC)) != 0) return;
+    aq_printable_text(aq_control_text_or(line, "text", "no space"), client->full, sizeof client->full);
+}
+
 static enum aq_status pump_daemon(struct client *client)
 {
     json_t *line;
-    if (!client->daemon) return AQ_OK;
-    (void)aq_control_push(client->daemon);
+    if (!client->daemon.control) return AQ_OK;
+    (void)aq_control_push(client->daemon.control);
     for (int i = 0; i < LINES; i++) {
-        const enum aq_status status = aq_control_receive(client->daemon, 0, &line);
+        const enum aq_status status = aq_control_receive(client->daemon.control, 0, &line);
         if (status == AQ_AGAIN) return AQ_OK;
         if (status != AQ_OK) return daemon_gone(client);
+        note_failure(client, line);
+        aq_split_seen_line(client->seen, line);
         AQ_TRY(aq_control_send(client->server, line));
     }
     return AQ_OK;
@@ -630,8 +670,9 @@ static enum aq_status stay(struct client *client)
         struct pollfd fds[3] = {{.fd = client->config->signals, .events = POLLIN},
                                 {.fd = aq_control_fd(client->server), .events = wants(client->server)}};
         nfds_t count = 2;
-        if (client->daemon)
-            fds[count++] = (struct pollfd){.fd = aq_control_fd(client->daemon), .events = wants(client->daemon)};
+        if (client->daemon.control)
+            fds[count++] =
+                (struct pollfd){.fd = aq_control_fd(client->daemon.control), .events = wants(client->daemon.control)};
         if (poll(fds, count, TICK_MS) < 0 && errno != EINTR) return aq_fail_errno(AREA, "poll");
         on_signals(client);
         if (client->stopping) {
@@ -641,20 +682,15 @@ static enum aq_status stay(struct client *client)
         AQ_TRY(aq_control_check(client->server));
         AQ_TRY(pump_server(client));
         AQ_TRY(pump_daemon(client));
+        aq_split_seen_tick(client->seen);
         AQ_TRY(send_labels(client));
         AQ_TRY(send_ends(client));
     }
     return AQ_OK;
 }
 
-/* Failures that another try may cure: the server is away, or restarts. */
-static bool passes(enum aq_status status)
-{
-    return status == AQ_CLOSED || status == AQ_TIMEOUT || status == AQ_IO;
-}
-
 /* From the dial to the connection's end. An error is held: another try may cure it. */
-static enum aq_status follow_once(struct client *client, bool *absent, char why[AQ_SPLIT_TEXT_BYTES])
+static enum aq_status follow_once(struct client *client, bool *absent, char why[AQ_ERROR_BYTES])
 {
     struct aq_error_hold hold;
     aq_error_hold(&hold);
@@ -663,7 +699,7 @@ static enum aq_status follow_once(struct client *client, bool *absent, char why[
     const bool joined = status == AQ_OK;
     if (joined) status = stay(client);
     aq_error_release(&hold);
-    snprintf(why, AQ_SPLIT_TEXT_BYTES, "%.300s", hold.text[0] ? hold.text : aq_status_text(status));
+    snprintf(why, AQ_ERROR_BYTES, "%s", hold.text[0] ? hold.text : aq_status_text(status));
     if (joined && passes(status)) say(client, "the connection to the server is lost (%s): connecting again", why);
     if (joined) client->joined_ns = aq_clock_ns();
     return status;
@@ -672,10 +708,11 @@ static enum aq_status follow_once(struct client *client, bool *absent, char why[
 static enum aq_status follow(struct client *client)
 {
     client->joined_ns = aq_clock_ns();
+    aq_split_seen_waits(client->seen, "waits for the server");
     uint32_t wait_ms = 100;
     bool told = false; /* that the server does not answer */
     while (!client->over && !client->stopping) {
-        char why[AQ_SPLIT_TEXT_BYTES];
+        char why[AQ_ERROR_BYTES];
         bool absent;
         const uint64_t before_ns = client->joined_ns;
         const enum aq_status status = follow_once(client, &absent, why);
@@ -683,8 +720,12 @@ static enum aq_status follow(struct client *client)
         leave(client);
         on_signals(client);
         if (status == AQ_OK) continue;
+        aq_split_seen_waits(client->seen, "waits for the server, which is away");
         if ((!passes(status) && !absent) || aq_clock_ns() > client->joined_ns + client->config->patience_ns)
-            return aq_fail(status, AREA, "%s", why);
+            return aq_fail(status, AREA, "%s%s", why,
+                           client->bad_disk || status == AQ_NOSPC
+                               ? "; make room, and start this client again: the server waits split.wait"
+                               : "");
         if (absent && !told)
             say(client, "waits for the split-server at %s, up to %.0f s (--patience)", client->job.job->split.server,
                 (double)client->config->patience_ns * 1e-9);
@@ -692,7 +733,7 @@ static enum aq_status follow(struct client *client)
         pause_ms(wait_ms);
         wait_ms = wait_ms * 2 < PAUSE_MS_MAX ? wait_ms * 2 : PAUSE_MS_MAX;
     }
-    client->end = client->over ? AQ_SPLIT_DONE : AQ_SPLIT_STOPPED;
+    client->end = client->spent ? AQ_SPLIT_SPENT : client->over ? AQ_SPLIT_DONE : AQ_SPLIT_STOPPED;
     return AQ_OK;
 }
 
@@ -740,14 +781,18 @@ static enum aq_status open_all(struct client *client)
     AQ_TRY(aq_tls_open_site(job->security.keys, config->id, &client->tls));
     AQ_TRY(aq_run_make_folder(job->output.path));
     AQ_TRY(aq_run_lock(job->output.path, &client->lock));
+    AQ_TRY(aq_split_folder_check(job->output.path, AQ_SPLIT_OF_CLIENT, job->name, config->id));
     AQ_TRY(key_open(client));
     AQ_TRY(instance_open(client));
+    AQ_TRY(aq_split_seen_open(job, config->id, &client->seen));
     AQ_TRY(aq_run_path(job->output.path, "run", client->run));
     AQ_TRY(aq_run_make_folder(client->run));
     AQ_TRY(aq_run_path(client->run, "checkpoint", client->checkpoint));
     AQ_TRY(aq_run_path(client->run, "cache", client->cache));
     AQ_TRY(aq_run_path(job->output.path, "begin", client->begin));
     AQ_TRY(aq_run_make_folder(client->begin));
+    AQ_TRY(aq_split_visits_open(client->job.plan, &client->visits));
+    client->gate.ledger = client->visits ? aq_split_visits_folder(client->visits) : NULL;
     client->gate.run = client->run; /* the rest is job_open's */
     client->gate.checkpoint = client->checkpoint;
     client->gate.cache = client->cache;
@@ -756,20 +801,33 @@ static enum aq_status open_all(struct client *client)
     return AQ_OK;
 }
 
+/* For `aqpipe status`. */
+static void failed(struct client *client, enum aq_status status)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    if (!client->seen) return;
+    aq_printable_text(aq_error_text()[0] ? aq_error_text() : aq_status_text(status), why, sizeof why);
+    aq_split_seen_end(client->seen, "failed", why);
+}
+
 enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct client), &memory));
-    struct client *client = memory;
+    struct client *client;
+    AQ_TRY(AQ_NEW(1, &client));
     client->config = config;
     client->lock = client->in.fd = client->out.fd = -1;
     client->end = AQ_SPLIT_FAILED;
     enum aq_status status = open_all(client);
     if (status == AQ_OK && !aq_confine_able())
         say(client, "this kernel has no Landlock: the daemon and its workers can reach all files of this user");
+    if (status == AQ_OK) status = tell_epsilon(client);
     if (status == AQ_OK) status = follow(client);
     *end = client->end;
+    if (status == AQ_OK && client->end == AQ_SPLIT_STOPPED) aq_split_seen_end(client->seen, "stopped", NULL);
+    if (status != AQ_OK) failed(client, status);
     leave(client);
+    aq_split_seen_close(client->seen);
+    aq_split_visits_close(client->visits);
     aq_tls_close(client->tls);
     aq_free(client->manifest);
     aq_free(client->lengths);

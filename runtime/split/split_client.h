@@ -7,7 +7,7 @@
  * kernel can (aqpiped --allow-run, --allow-data).
  *
  * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), begin/ (a turn's initial
- * weights).
+ * weights), privacy.json (split_visits.h).
  *
  * Locking: one thread, which blocks signals (aq_launch_signals) before it calls.
  */
@@ -33,9 +33,14 @@ struct aq_split_client_config {
 };
 
 /*
- * Returns when the server ends the job, or at a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it.
+ * Returns when the server ends the job, at a signal, or (AQ_SPLIT_SPENT) before a turn that split.privacy.epsilon_max
+ * does not allow. AQ_REFUSED, AQ_MISMATCH: the server does not take it.
  * AQ_ABORTED: the job is over, and no client has trained anything.
  */
 enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end);
+
+/* Writes this client's samples (split_samples.h), and connects to nobody. As aq_split_job_open and
+ * aq_split_samples_write. */
+enum aq_status aq_split_samples(const struct aq_split_client_config *config, const char *path);
 
 #endif

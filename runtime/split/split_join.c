@@ -48,7 +48,10 @@ enum aq_status join_plan(struct server *server, const struct site *site, const s
                                          .labels = has ? labels : NULL,
                                          .facts = &join->facts,
                                          .share = together ? &share : NULL};
-    return aq_split_job_open(&asked, out);
+    AQ_TRY(aq_split_job_open(&asked, out));
+    const enum aq_status status = aq_plan_fits(out->plan, aq_plan_memory_here());
+    if (status != AQ_OK) aq_split_job_close(out);
+    return status;
 }
 
 void join_take(struct site *site, const struct aq_split_join *join, struct aq_split_job *job)

@@ -35,13 +35,14 @@ struct site {
     uint64_t begin, until;     /* its own steps, of the turn under way; until 0: none     */
     uint32_t round;            /* the last one that it is done with: trained, or missed   */
     uint32_t turns, missed, rested;
-    uint32_t lates;   /* rounds in which it was waited for, or that ended before its turn  */
-    bool kept;        /* its turn of this round is in round/NAME, to be averaged                 */
-    uint64_t samples; /* that it trains on                                   */
-    uint64_t mark;    /* the newest complete checkpoint of its run                           */
+    uint32_t lates;        /* rounds in which it was waited for, or that ended before its turn  */
+    bool kept;             /* its turn of this round is in round/NAME, to be averaged                 */
+    uint64_t samples;      /* that it trains on                                   */
+    double epsilon, delta; /* of its samples, as it said last; NaN: it has said none */
+    uint64_t mark;         /* the newest complete checkpoint of its run                           */
     /* Global sampling (split_sums.c). */
-    uint64_t first;                  /* index of its first sample among all clients' samples     */
-    bool absent;                     /* this round's batches are drawn without its samples       */
+    uint64_t first;      /* index of its first sample among all clients' samples     */
+    bool absent;         /* this round's batches are drawn without its samples       */
     bool lengths_agreed; /* once since the server started: it may not come with other data any more               */
     uint64_t began_all, began_first; /* all_samples and first in its first round; began_all 0: it had none  */
     uint64_t counted;                /* the last step that its part is in, plus one; 0: none     */
@@ -105,21 +106,22 @@ struct server {
     uint32_t vocabulary, labels;  /* of the network of the weights; zeroes: no weights yet                      */
     struct sums *sums;            /* then: the stages that send parts of steps; else NULL                       */
     struct ahead ahead;
-    struct shown *shown; /* last state of the status page and --json; NULL: neither is used */
+    struct shown *shown; /* last state of the status page, --json and status.json */
     bool stopping, over;
     bool ended;       /* all rounds are over, and their results are written */
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
     char cause[AQ_SPLIT_TEXT_BYTES]; /* of AQ_SPLIT_FAILED, from server_fails */
-    struct aq_log_limit strangers; /* what is said of them  */
-    uint64_t refusals_ns;          /* since when lines of refusals are counted             */
-    uint32_t refusals, unsaid;     /* since then; those that were not printed              */
-    bool disagree;                 /* it was printed that the connected clients do not agree */
+    struct aq_log_limit strangers;   /* what is said of them  */
+    uint64_t refusals_ns;            /* since when lines of refusals are counted             */
+    uint32_t refusals, unsaid;       /* since then; those that were not printed              */
+    bool disagree;                   /* it was printed that the connected clients do not agree */
 };
 
 /* split_state.c: RUN/split.json, and the folders next to it. */
 enum aq_status state_load(struct server *server);
 enum aq_status state_save(struct server *server);
+json_t *state_line(const struct site *site); /* its line of split.json; NULL: no memory */
 /* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
 enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -181,9 +183,9 @@ bool sums_counted(const struct server *server, const struct site *site);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 
 /*
- * split_board.c: the status page (status.listen) and --json. Call shown_tell in each turn of the loop: it reports the
- * changes since its last call. end: reports the result. A page that cannot be opened ends the server before any client
- * waits for it.
+ * split_board.c: the status page (status.listen), --json, and RUN/status.json for `aqpipe status`. Call shown_tell in
+ * each turn of the loop: it reports the changes since its last call. end: reports the result. A page that cannot be
+ * opened ends the server before any client waits for it.
  */
 enum aq_status shown_open(struct server *server);
 void shown_tell(struct server *server);
@@ -192,6 +194,8 @@ void shown_close(struct server *server);
 
 /* split_report.c: a client's line of report.json, as it is now; NULL: no memory. */
 json_t *report_client(const struct server *server, const struct site *site);
+/* split_report.c: what a report of split.json needs of the job; NULL: no memory. */
+json_t *report_planned(const struct server *server);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);

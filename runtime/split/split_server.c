@@ -1,10 +1,8 @@
 /* split_server.c -- the loop of a split-server: signals, the door, its clients. Turns are split_turn.c's. */
 #include "split_server.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +13,7 @@
 
 #include "control_socket.h"
 #include "owned_folder.h"
+#include "split_folder.h"
 #include "split_private.h"
 #include "stages/dataset.h"
 
@@ -36,22 +35,6 @@ static void pending_close(struct pending *pending)
 {
     aq_control_close(pending->control);
     pending->control = NULL;
-}
-
-static uint64_t source_of(const struct sockaddr_storage *address, char peer[64])
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-    if (address->ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const void *)address;
-        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
-        snprintf(peer, 64, "%s:%u", host, ntohs(in->sin_port));
-        return aq_source_of(&in->sin_addr, sizeof in->sin_addr);
-    }
-    if (address->ss_family != AF_INET6) return 0;
-    const struct sockaddr_in6 *in = (const void *)address;
-    inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
-    snprintf(peer, 64, "%s:%u", host, ntohs(in->sin6_port));
-    return aq_source_of(&in->sin6_addr, sizeof in->sin6_addr);
 }
 
 static struct pending *place_for(struct server *server, const struct pending *who)
@@ -85,12 +68,9 @@ static enum aq_status secure(struct server *server, struct pending *pending)
 static void accept_all(struct server *server)
 {
     for (int i = 0; i < ACCEPTS; i++) {
-        struct sockaddr_storage address = {0};
-        socklen_t bytes = sizeof address;
         struct pending who = {.since_ns = aq_clock_ns()};
-        const int fd = accept4(server->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd == -1) return;
-        who.source = source_of(&address, who.peer);
+        int fd;
+        if (aq_control_accept(server->listener, &fd, &who.source, who.peer) != AQ_OK) return;
         struct pending *place = place_for(server, &who);
         if (!place || aq_control_open_stranger(fd, &who.control) != AQ_OK) {
             close(fd);
@@ -192,8 +172,7 @@ static void why_not(struct server *server, const struct site *site, bool is_know
 {
     why[0] = 0;
     if (!site)
-        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has no place: there are %u clients already",
-                 state_sites_max(server));
+        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has no place: there are %u clients already", state_sites_max(server));
     else if (!is_known && server->all_samples > 0)
         snprintf(why, AQ_SPLIT_TEXT_BYTES,
                  "was not there when the clients of this job were settled (split.mode: global)");
@@ -437,8 +416,7 @@ static enum aq_status gpu_check(const struct server *server)
     return aq_fail(AQ_INVAL, AREA,
                    "pipeline.stages.1.device: %s is a GPU here, and %u turns at once cannot have stage 1 on one; write "
                    "device: cpu for it, or %s",
-                   middle->device, turns,
-                   aq_job_global(server->job) ? "split.mode: splitfed1" : "split.parallel: 1");
+                   middle->device, turns, aq_job_global(server->job) ? "split.mode: splitfed1" : "split.parallel: 1");
 }
 
 static enum aq_status enter(struct server *server)
@@ -447,6 +425,7 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(gpu_check(server));
     aq_control_descriptors(POLL_MAX + OWN_DESCRIPTORS);
     struct aq_owner owner = {.job = server->job->name};
+    AQ_TRY(aq_split_folder_check(run, AQ_SPLIT_OF_SERVER, server->job->name, NULL));
     AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
     AQ_TRY(aq_run_lock(run, &server->lock));
     AQ_TRY(state_load(server));
@@ -455,6 +434,7 @@ static enum aq_status enter(struct server *server)
         return aq_fail(AQ_INVAL, AREA, "%s has finished its %u rounds: raise split.rounds to continue", run,
                        server->job->split.rounds);
     server->ended = false;
+    AQ_TRY(state_save(server)); /* what is shown of this folder is of this job, also before a client is here */
     if (server->round > server->job->split.rounds)
         server_say(server, "all rounds are over: clients are told, and the results are written");
     return same_network(server);
@@ -488,6 +468,7 @@ static enum aq_status nothing_trained(const struct server *server)
 static enum aq_status leave(struct server *server)
 {
     const bool done = server->end == AQ_SPLIT_DONE, trained = round_turns(server) > 0;
+    AQ_TRY(state_save(server)); /* the report is of it */
     AQ_TRY(report_leave(server));
     if (done && trained) AQ_TRY(model_leave(server));
     if (done) AQ_TRY(caches_wipe(server, true));
@@ -526,10 +507,9 @@ static enum aq_status begun_of(enum aq_status status)
 
 enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum aq_split_end *end)
 {
-    void *memory;
     struct aq_split_job base = {0};
-    AQ_TRY(aq_alloc(sizeof(struct server), &memory));
-    struct server *server = memory;
+    struct server *server;
+    AQ_TRY(AQ_NEW(1, &server));
     server->config = config;
     server->listener = server->lock = -1;
     const struct aq_split_asked asked = {

@@ -20,7 +20,6 @@
 #ifndef RUNTIME_SPLIT_SERVER_H
 #define RUNTIME_SPLIT_SERVER_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -36,7 +35,8 @@ struct aq_split_server_config {
     struct aq_progress *progress;
 };
 
-enum aq_split_end { AQ_SPLIT_DONE = 0, AQ_SPLIT_FAILED = 1, AQ_SPLIT_STOPPED = 3 };
+/* As the exit statuses of commands.h. SPENT: only of a client. */
+enum aq_split_end { AQ_SPLIT_DONE = 0, AQ_SPLIT_FAILED = 1, AQ_SPLIT_STOPPED = 3, AQ_SPLIT_SPENT = 4 };
 
 /*
  * Until the last round is over, or a signal. The text of a failure is aq_error_text(). AQ_INVAL, AQ_MISMATCH: the job.

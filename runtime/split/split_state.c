@@ -1,5 +1,6 @@
 /* split_state.c -- what of the server is on disk (split_server.h has the map). */
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -36,13 +37,16 @@ uint32_t state_sites_max(const struct server *server)
     return aq_job_global(server->job) ? AQ_JOB_TURNS_MAX : AQ_JOB_CLIENTS_MAX;
 }
 
+static const struct site no_site = {
+    .deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1, .epsilon = (double)NAN, .delta = (double)NAN};
+
 struct site *state_site(struct server *server, const char *name)
 {
     for (uint32_t i = 0; i < server->site_count; i++)
         if (strcmp(server->sites[i].name, name) == 0) return &server->sites[i];
     if (server->site_count == state_sites_max(server) || !aq_tls_host_good(name)) return NULL;
     struct site *site = &server->sites[server->site_count++];
-    *site = (struct site){.deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1};
+    *site = no_site;
     memcpy(site->name, name, strlen(name) + 1);
     return site;
 }
@@ -60,7 +64,7 @@ void state_forget(struct server *server, struct site *site)
         server->sites[i] = server->sites[i + 1];
         server->sites[i].session.name = server->sites[i].name; /* it moved with the site */
     }
-    server->sites[server->site_count] = (struct site){.deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1};
+    server->sites[server->site_count] = no_site;
 }
 
 struct site *state_after(const struct server *server, const struct site *before)
@@ -84,15 +88,16 @@ uint64_t state_mark(const struct server *server, const struct site *site)
     return status == AQ_OK ? mark.step : 0;
 }
 
-static json_t *site_line(const struct site *site)
+json_t *state_line(const struct site *site)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:s}", "name", site->name,
-                     "round", (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:s, s:o, s:o}", "name",
+                     site->name, "round", (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed",
                      (json_int_t)site->missed, "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates,
                      "samples", (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until",
                      (json_int_t)site->until, "kept", site->kept, "first", (json_int_t)site->first, "absent",
                      site->absent, "began_samples", (json_int_t)site->began_all, "began_first",
-                     (json_int_t)site->began_first, "why", site->missed_why);
+                     (json_int_t)site->began_first, "why", site->missed_why, "epsilon",
+                     aq_control_number(site->epsilon), "delta", aq_control_number(site->delta));
 }
 
 enum aq_status state_save(struct server *server)
@@ -101,14 +106,15 @@ enum aq_status state_save(struct server *server)
     const uint64_t elapsed_ns = round_elapsed_ns(server);
     json_t *sites = json_array();
     for (uint32_t i = 0; i < server->site_count; i++)
-        json_array_append_new(sites, site_line(&server->sites[i]));
+        json_array_append_new(sites, state_line(&server->sites[i]));
     json_t *all = json_pack(
-        "{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "job", server->job->name,
+        "{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "job", server->job->name,
         "format", 1, "mode", state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
         "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last, "all_samples",
         (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary, "labels",
         (json_int_t)server->labels, "round_steps", (json_int_t)(server->all_samples ? round_steps(server) : 0),
-        "steps_before", (json_int_t)server->steps_before, "ended", server->ended, "clients", sites);
+        "steps_before", (json_int_t)server->steps_before, "ended", server->ended, "planned", report_planned(server),
+        "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -147,6 +153,8 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->began_all = aq_control_u64_or(line, "began_samples", 0);
     site->began_first = aq_control_u64_or(line, "began_first", 0);
     site->kept = aq_control_bool_or(line, "kept", false);
+    site->epsilon = aq_control_number_or(line, "epsilon", NAN);
+    site->delta = aq_control_number_or(line, "delta", NAN);
     aq_printable_text(aq_control_text_or(line, "why", ""), site->missed_why, sizeof site->missed_why);
     if (site->kept && turns == 0) return aq_fail(AQ_PROTO, AREA, "'%.63s' has trained without a turn", name);
     site->mark = site->tried_mark = state_mark(server, site);

@@ -454,10 +454,8 @@ void sums_forget(struct server *server)
 enum aq_status sums_open(struct server *server)
 {
     char folder[AQ_RUN_PATH_BYTES];
-    void *memory;
     if (server->job->split.mode != AQ_SPLIT_GLOBAL) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof(struct sums), &memory));
-    server->sums = memory;
+    AQ_TRY(AQ_NEW(1, &server->sums));
     server->sums->listener = -1;
     for (int i = 0; i < PEERS_MAX; i++)
         server->sums->peers[i] = (struct peer){.fd = -1, .file = -1};

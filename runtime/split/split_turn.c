@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +26,7 @@
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
-enum { LAST_BYTES = 16 << 10, HALT_MS = 12000, PUMP_LINES = 256, GUEST_FD = 10 };
+enum { LAST_BYTES = 16 << 10, HALT_S = 12, PUMP_LINES = 256, GUEST_FD = 10 };
 
 /* ---- the end of a turn, one way or another ---- */
 
@@ -35,10 +36,12 @@ void turn_halt(struct site *site)
     site->launch = NULL;
     if (site->pid == 0) return;
     kill(site->pid, SIGTERM);
-    for (int ms = 0; site->pid && ms < HALT_MS; ms += 5) {
+    const uint64_t again_ns = aq_clock_after(second_ns), deadline_ns = aq_clock_after(HALT_S * second_ns);
+    bool twice = false;
+    while (site->pid && aq_clock_ns() < deadline_ns) {
         const struct timespec moment = {.tv_nsec = 5 * 1000 * 1000};
         if (waitpid(site->pid, NULL, WNOHANG) != 0) site->pid = 0;
-        if (ms == 1000 && site->pid) kill(site->pid, SIGTERM);
+        if (site->pid && !twice && aq_clock_ns() >= again_ns) twice = kill(site->pid, SIGTERM) == 0;
         if (site->pid) nanosleep(&moment, NULL);
     }
     if (site->pid) {
@@ -132,7 +135,7 @@ void server_save(struct server *server)
 
 void turn_text(const char *why, char out[AQ_SPLIT_TEXT_BYTES])
 {
-    static const char *const instead = "(a file of the server)";
+    static const char *const instead = "(a file there)";
     size_t used = 0;
     if (strncmp(why, "plan: ", 6) == 0) why = "the server cannot plan this turn; its own log has the reason";
     while (*why) {
@@ -579,6 +582,10 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
         (void)aq_control_send(site->control, json_pack("{s:s, s:s}", "event", "refused", "text", text));
         turn_away(server, site, text);
         return;
+    }
+    if (isfinite(site->session.epsilon)) {
+        site->epsilon = site->session.epsilon;
+        site->delta = site->session.delta;
     }
     if (act == AQ_SPLIT_LEAVE) {
         turn_away(server, site, site->session.why);

@@ -6,7 +6,6 @@
  * the latest next turn is deleted first: the order of turns is known. A client whose cache was deleted sends the
  * messages again from its own as they are needed (edge_heal.c): that costs bytes, and no number changes.
  */
-#include <errno.h>
 #include <sys/stat.h>
 #include <time.h>
 

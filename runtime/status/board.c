@@ -34,7 +34,7 @@ static const struct {
 static const char *const remedies[AQ_PHASES] = {
     [AQ_PHASE_START] = "if it lasts: is the data on a slow disk? `aqpipe logs RUN` shows what the stage writes",
     [AQ_PHASE_DEVICE] = "if it lasts: is the GPU taken by another program (nvidia-smi), or memory short?",
-    [AQ_PHASE_DATA] = "a large text takes a while once; data.cache keeps its tokens",
+    [AQ_PHASE_DATA] = "large data take a while once; data.cache keeps what was read",
     [AQ_PHASE_WEIGHTS] = "if it lasts: are the weights or checkpoints on a slow or distant disk?",
     [AQ_PHASE_CACHE] = "if it lasts: is the disk of cache.path slow? `aqpipe doctor JOB` measures it",
     [AQ_PHASE_CONNECT] = "if it lasts: do firewalls let the stages' ports through? `aqpipe doctor JOB` tries them",
@@ -111,9 +111,8 @@ static void forget_steps(struct aq_board_rank *rank)
 
 enum aq_status aq_board_open(struct aq_board **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_board), &memory));
-    struct aq_board *board = memory;
+    struct aq_board *board;
+    AQ_TRY(AQ_NEW(1, &board));
     const enum aq_status status = aq_mutex_open(&board->mutex);
     if (status != AQ_OK) {
         aq_free(board);
@@ -141,9 +140,8 @@ void aq_board_close(struct aq_board *board)
 
 void aq_board_run(struct aq_board *board, const char *folder)
 {
-    void *memory;
-    if (!board || aq_alloc(sizeof(struct aq_curve), &memory) != AQ_OK) return;
-    struct aq_curve *curve = memory;
+    struct aq_curve *curve;
+    if (!board || AQ_NEW(1, &curve) != AQ_OK) return;
     char path[4096];
     const bool there = snprintf(path, sizeof path, "%s/metrics.jsonl", folder) < (int)sizeof path;
     int fd;
@@ -170,26 +168,21 @@ static void set_state(struct aq_board *board, enum aq_board_state state, const c
     set_waits(board, waits);
 }
 
-static double item(const json_t *line, const char *key, size_t rank)
-{
-    const json_t *value = json_array_get(json_object_get(line, key), rank);
-    return json_is_number(value) ? json_number_value(value) : (double)NAN;
-}
-
 static void take_rank(struct aq_board_rank *rank, const json_t *line, uint32_t r, uint64_t step)
 {
     struct aq_board_past *past = &rank->past[step % AQ_BOARD_STEPS];
-    rank->seconds = item(line, "stage_seconds", r);
-    rank->in_wait = item(line, "in_wait_ns", r) * 1e-9;
+    rank->seconds = aq_control_number_at(line, "stage_seconds", r);
+    rank->in_wait = aq_control_number_at(line, "in_wait_ns", r) * 1e-9;
     past->seconds = (float)rank->seconds;
     for (int i = 0; i < AQ_BOARD_PARTS; i++) {
-        rank->parts[i] = item(line, parts[i].key, r) * 1e-9;
+        rank->parts[i] = aq_control_number_at(line, parts[i].key, r) * 1e-9;
         past->parts[i] = (float)rank->parts[i];
     }
     for (int i = 0; i < AQ_BOARD_GAUGES; i++)
-        rank->gauges[i] = item(line, gauges[i], r);
+        rank->gauges[i] = aq_control_number_at(line, gauges[i], r);
     for (int i = 0; i < AQ_BOARD_WAYS; i++) {
-        const double bytes = item(line, ways[i].bytes, r), left = item(line, ways[i].packed, r);
+        const double bytes = aq_control_number_at(line, ways[i].bytes, r),
+                     left = aq_control_number_at(line, ways[i].packed, r);
         const double wire = bytes >= 0 && bytes < 1e18 ? bytes * (left >= 0 && left <= 1 ? left : 1) : 0;
         rank->bytes[i] = wire;
         rank->bytes_all[i] += wire;
@@ -275,7 +268,6 @@ void aq_board_line(struct aq_board *board, const json_t *line)
         set_state(board, AQ_BOARD_RUNNING, "computes the first step");
     } else if (aq_control_is(line, "event", "eval")) {
         view->heldout = aq_control_number_or(line, "loss", (double)NAN);
-        view->eval_step = aq_control_u64_or(line, "step", 0);
     } else if (aq_control_is(line, "event", "notice")) {
         on_notice(view, line);
     } else if (aq_control_is(line, "event", "restart")) {

@@ -72,7 +72,7 @@ struct aq_board_rank {
     double seconds;                                        /* of its last step; NaN: none yet                      */
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
     double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
-    double in_wait;  /* of AQ_BOARD_LINK_WAIT, waiting for the stage before; NaN: not known */
+    double in_wait;                 /* of AQ_BOARD_LINK_WAIT, waiting for the stage before; NaN: not known */
     char host[AQ_BOARD_HOST_BYTES]; /* as the manifest has it; "": this machine */
     struct aq_board_past {
         float seconds, parts[AQ_BOARD_PARTS]; /* NaN: none */
@@ -86,11 +86,12 @@ struct aq_board_notice {
 
 /* Of a split-server: its rounds, and each client (docs/SPLIT.md). */
 struct aq_board_client {
-    char name[64], does[192]; /* as it came; "trains round 2", "waits for a"     */
+    char name[64], does[192];   /* as it came; "trains round 2", "waits for a"     */
     bool here, trains, awaited; /* awaited: the server, or another client, waits for it                        */
     uint32_t turns, missed, late;
     uint64_t step, samples;
     double bytes, loss, accuracy; /* of all its turns; of its held-out samples after its last one; NaN: none     */
+    double epsilon, delta;        /* of its samples, as it says (docs/PRIVACY.md); NaN: none                     */
 };
 struct aq_board_split {
     char job[256], mode[24];
@@ -106,12 +107,12 @@ struct aq_board_view {
     char waits[192]; /* the phase, or what it waits for; "": none                 */
     double waits_s;  /* for so long                                               */
     char remedy[192];
-    uint64_t step, steps, epoch, restarts, skipped, eval_step;
+    uint64_t step, steps, epoch, restarts, skipped;
     uint64_t mark; /* newest step that every rank has a checkpoint of, of this launch; 0: none */
     double loss, lr, grad_norm, seconds, speed, time, heldout; /* NaN: none */
-    double figures[AQ_STEP_FIGURES]; /* of the last step, the same; step_figures.def */
+    double figures[AQ_STEP_FIGURES];                           /* of the last step, the same; step_figures.def */
     double left_s, up_s; /* until the end, by the mean of the last steps; since the launch began */
-    uint32_t notices; /* what was found to be lost (cut_judge.h) */
+    uint32_t notices;    /* what was found to be lost (cut_judge.h) */
     struct aq_board_notice notice[AQ_BOARD_NOTICES_MAX];
     struct aq_board_rank rank[AQ_JOB_RANKS_MAX];
     struct {
@@ -145,6 +146,9 @@ void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, u
 /* A split-server's rounds and clients, and what it waits for ("": it trains). */
 void aq_board_split(struct aq_board *board, const struct aq_board_split *now, enum aq_board_state state,
                     const char *waits);
+
+/* The same as JSON; NULL: no memory. */
+json_t *aq_board_split_json(const struct aq_board_split *now);
 
 /* All of it, as it is now. The board is not NULL. */
 void aq_board_look(struct aq_board *board, struct aq_board_view *view);

@@ -41,19 +41,20 @@ static json_t *with_waits(const struct aq_board_rank *rank, json_t *out)
     return out;
 }
 
-static json_t *split_of(const struct aq_board_split *split)
+json_t *aq_board_split_json(const struct aq_board_split *split)
 {
     json_t *clients = json_array();
     for (uint32_t i = 0; i < split->clients; i++) {
         const struct aq_board_client *client = &split->client[i];
         json_array_append_new(
             clients,
-            json_pack("{s:o, s:b, s:b, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+            json_pack("{s:o, s:b, s:b, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "name",
                       text_of(client->name), "here", (int)client->here, "trains", (int)client->trains, "awaited",
                       (int)client->awaited, "does", text_of(client->does), "turns", (json_int_t)client->turns, "missed",
                       (json_int_t)client->missed, "late", (json_int_t)client->late, "step", (json_int_t)client->step,
                       "samples", (json_int_t)client->samples, "sent_bytes", aq_control_number(client->bytes), "loss",
-                      aq_control_number(client->loss), "accuracy", aq_control_number(client->accuracy)));
+                      aq_control_number(client->loss), "accuracy", aq_control_number(client->accuracy), "epsilon",
+                      aq_control_number(client->epsilon), "delta", aq_control_number(client->delta)));
     }
     return json_pack("{s:s, s:I, s:I, s:o}", "mode", split->mode, "round", (json_int_t)split->round, "rounds",
                      (json_int_t)split->rounds, "clients", clients);
@@ -98,7 +99,7 @@ void aq_board_json(const struct aq_board_view *view, struct aq_text *out)
         json_object_set_new(all, figures[i].name, aq_control_number(figures[i].value));
     json_object_set_new(all, "findings", found);
     json_object_set_new(all, "ranks", ranks);
-    if (view->split.rounds > 0) json_object_set_new(all, "split", split_of(&view->split));
+    if (view->split.rounds > 0) json_object_set_new(all, "split", aq_board_split_json(&view->split));
     if (aq_json_text(all, JSON_COMPACT | JSON_REAL_PRECISION(9), out) == AQ_OK) aq_text_add(out, "\n");
     json_decref(all);
 }

@@ -88,62 +88,47 @@ static void of_ranks(const struct page *page)
                     view->rank[r].bytes_all[i]);
 }
 
-/* The figures of a client, one family each. */
-enum {
-    OF_HERE,
-    OF_TRAINS,
-    OF_AWAITED,
-    OF_TURNS,
-    OF_MISSED,
-    OF_LATE,
-    OF_SAMPLES,
-    OF_SENT,
-    OF_LOSS,
-    OF_ACCURACY,
-    OF_ALL
+struct figure {
+    const char *name, *help;
+    bool counts;
+    double value;
 };
 
-static double client_figure(const struct aq_board_client *client, int which)
+enum { CLIENT_FIGURES = 12 };
+
+/* The figures of a client, one family each. */
+static void client_figures(const struct aq_board_client *client, struct figure out[CLIENT_FIGURES])
 {
-    const double figures[OF_ALL] = {[OF_HERE] = client->here,
-                                    [OF_TRAINS] = client->trains,
-                                    [OF_AWAITED] = client->awaited,
-                                    [OF_TURNS] = client->turns,
-                                    [OF_MISSED] = client->missed,
-                                    [OF_LATE] = client->late,
-                                    [OF_SAMPLES] = (double)client->samples,
-                                    [OF_SENT] = client->bytes,
-                                    [OF_LOSS] = client->loss,
-                                    [OF_ACCURACY] = client->accuracy};
-    return figures[which];
+    const struct figure figures[CLIENT_FIGURES] = {
+        {"here", "1: it is connected", false, client->here},
+        {"trains", "1: its turn is under way", false, client->trains},
+        {"awaited", "1: the server or another client waits for it", false, client->awaited},
+        {"turns", "that it has trained", true, client->turns},
+        {"turns_missed", "that it has not", true, client->missed},
+        {"late", "rounds in which it was waited for, or that ended before its turn", true, client->late},
+        {"samples", "that it trains on", false, (double)client->samples},
+        {"sent_bytes", "of all its turns, both ways", true, client->bytes},
+        {"heldout_loss", "of its held-out samples after its last turn", false, client->loss},
+        {"accuracy", "of its held-out samples after its last turn", false, client->accuracy},
+        {"epsilon", "of what its cuts have sent of one sample, as it says", false, client->epsilon},
+        {"delta", "of its epsilon", false, client->delta}};
+    memcpy(out, figures, sizeof figures);
 }
 
 static void of_clients(const struct page *page)
 {
-    static const struct {
-        const char *name, *help;
-        bool counts;
-    } families[OF_ALL] = {
-        [OF_HERE] = {"here", "1: it is connected", false},
-        [OF_TRAINS] = {"trains", "1: its turn is under way", false},
-        [OF_AWAITED] = {"awaited", "1: the server or another client waits for it", false},
-        [OF_TURNS] = {"turns", "that it has trained", true},
-        [OF_MISSED] = {"turns_missed", "that it has not", true},
-        [OF_LATE] = {"late", "rounds in which it was waited for, or that ended before its turn", true},
-        [OF_SAMPLES] = {"samples", "that it trains on", false},
-        [OF_SENT] = {"sent_bytes", "of all its turns, both ways", true},
-        [OF_LOSS] = {"heldout_loss", "of its held-out samples after its last turn", false},
-        [OF_ACCURACY] = {"accuracy", "of its held-out samples after its last turn", false}};
+    struct figure figures[CLIENT_FIGURES];
     const struct aq_board_split *split = &page->view->split;
-    for (int f = 0; f < OF_ALL; f++) {
+    client_figures(&split->client[0], figures);
+    for (int f = 0; f < CLIENT_FIGURES; f++) {
         char name[64];
-        snprintf(name, sizeof name, "split_client_%s", families[f].name);
-        family(page, name, families[f].counts ? "counter" : "gauge", families[f].help);
+        snprintf(name, sizeof name, "split_client_%s", figures[f].name);
+        family(page, name, figures[f].counts ? "counter" : "gauge", figures[f].help);
         for (uint32_t i = 0; i < split->clients; i++) { /* a site's name needs no escape */
-            const double value = client_figure(&split->client[i], f);
-            if (isfinite(value))
-                aq_text_add(page->out, "aqpipe_%s%s{%s,client=\"%s\"} %.15g\n", name,
-                            families[f].counts ? "_total" : "", page->job, split->client[i].name, value);
+            client_figures(&split->client[i], figures);
+            if (isfinite(figures[f].value))
+                aq_text_add(page->out, "aqpipe_%s%s{%s,client=\"%s\"} %.15g\n", name, figures[f].counts ? "_total" : "",
+                            page->job, split->client[i].name, figures[f].value);
         }
     }
 }

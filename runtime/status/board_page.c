@@ -225,10 +225,7 @@ static void map_link(const struct aq_board_view *view, uint32_t r, struct aq_tex
     const bool second = !(before > behind);
     const double share = second ? behind : before;
     const uint32_t P = view->stages;
-    aq_text_add(out, "<div class=\"link%s\">",
-                share > LINK_BUSY     ? " busy"
-                : share > LINK_DOUBT ? " doubtful"
-                                     : "");
+    aq_text_add(out, "<div class=\"link%s\">", share > LINK_BUSY ? " busy" : share > LINK_DOUBT ? " doubtful" : "");
     way(out, "f", "forward", from->bytes[AQ_BOARD_FORWARD], from->seconds);
     way(out, "b", "backward", to->bytes[AQ_BOARD_BACKWARD], to->seconds);
     if (share >= 0.005)
@@ -338,15 +335,17 @@ static void cell(struct aq_text *out, double value)
 static void clients(const struct aq_board_split *split, struct aq_text *out)
 {
     char size[AQ_TEXT_NUMBER];
-    aq_text_add(out, "<section><h2>Clients</h2><div class=\"wide\"><table><tr><th>client</th><th class=\"l\">does</th>"
-                     "<th>turns</th><th>missed</th><th>late</th><th>samples</th><th>sent</th><th>held-out loss</th>"
-                     "<th>accuracy</th></tr>\n");
+    bool noised = false; /* some client has an epsilon */
+    for (uint32_t i = 0; i < split->clients; i++)
+        noised |= isfinite(split->client[i].epsilon);
+    aq_text_add(out,
+                "<section><h2>Clients</h2><div class=\"wide\"><table><tr><th>client</th><th class=\"l\">does</th>"
+                "<th>turns</th><th>missed</th><th>late</th><th>samples</th><th>sent</th><th>held-out loss</th>"
+                "<th>accuracy</th>%s</tr>\n",
+                noised ? "<th>epsilon</th>" : "");
     for (uint32_t i = 0; i < split->clients; i++) {
         const struct aq_board_client *client = &split->client[i];
-        aq_text_add(out, "<tr class=\"%s\"><td>",
-                    client->trains ? "trains"
-                    : client->here ? "here"
-                                   : "away");
+        aq_text_add(out, "<tr class=\"%s\"><td>", client->trains ? "trains" : client->here ? "here" : "away");
         aq_text_xml(out, client->name);
         aq_text_add(out, "</td><td class=\"l\">");
         aq_text_xml(out, client->does);
@@ -355,6 +354,7 @@ static void clients(const struct aq_board_split *split, struct aq_text *out)
                     client->bytes > 0 ? aq_text_size((uint64_t)client->bytes, size) : "&ndash;");
         cell(out, client->loss);
         cell(out, client->accuracy);
+        if (noised) cell(out, client->epsilon);
         aq_text_add(out, "</tr>\n");
     }
     aq_text_add(out, "</table></div></section>\n");

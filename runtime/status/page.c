@@ -3,7 +3,6 @@
 
 #if AQ_MICROHTTPD
 
-#include <arpa/inet.h>
 #include <microhttpd.h>
 #include <openssl/crypto.h>
 #include <signal.h>
@@ -23,7 +22,7 @@
 
 enum { PEM_BYTES_MAX = 1 << 20, REQUEST_BYTES = 32 << 10, COOKIE_BYTES = AQ_TOKEN_BYTES_MAX + 128 };
 
-/* A served document, and how long it may be kept: documents of a view are made again. */
+/* A served document: a text, or one that is made of a view. */
 struct document {
     const char *path, *type;
     void (*make)(const struct aq_board_view *view, struct aq_text *out); /* NULL: `text` */
@@ -47,15 +46,9 @@ static const char *const headers[][2] = {
     {"Referrer-Policy", "no-referrer"},
     {"Cache-Control", "no-store"}};
 
-struct made { /* a document, made at a time */
+struct made { /* a document of a view */
     struct aq_text text;
-    uint64_t made_ns; /* 0: not yet */
-};
-
-struct healthy { /* the answer of /health, made as often as documents are */
-    uint64_t made_ns;
-    unsigned status;
-    char text[64];
+    uint64_t looked_ns; /* when that view was taken; 0: no document yet */
 };
 
 /* A connection, from its acceptance to its end. Of the server's thread. */
@@ -74,8 +67,8 @@ struct aq_page {
     struct aq_board *board;
     struct MHD_Daemon *daemon;
     struct aq_board_view *view; /* the server thread's */
+    uint64_t looked_ns;         /* when the view was taken; 0: not yet */
     struct made made[DOCUMENTS];
-    struct healthy health;
     bool own, tls, clients; /* on this machine's own address; under TLS; certificates of clients are looked at */
     size_t token_bytes;     /* 0: none is asked for */
     char token[AQ_TOKEN_BYTES_MAX + 1];
@@ -106,32 +99,30 @@ static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, c
     return answer(connection, status, "text/plain; charset=utf-8", text, strlen(text), more);
 }
 
-/* Must it be made again? The board is copied for that, so not more often, for any count of requests. */
-static bool is_stale(uint64_t made_ns, uint64_t now)
-{
-    return made_ns == 0 || now - made_ns > AQ_PAGE_FRESH_MS * 1000000ULL;
-}
-
+/* Takes a view, at most once in AQ_PAGE_FRESH_MS for any count of requests: the board is copied for it. All documents
+ * are of that one view: figures of one are not older than those of another that was served before. */
 static void look(struct aq_page *page)
 {
+    const uint64_t now = aq_clock_ns();
+    if (page->looked_ns != 0 && now - page->looked_ns <= AQ_PAGE_FRESH_MS * 1000000ULL) return;
     aq_board_look(page->board, page->view);
+    page->looked_ns = now;
 }
 
 static enum MHD_Result serve(struct aq_page *page, struct MHD_Connection *connection, size_t which)
 {
     const struct document *document = &documents[which];
     struct made *made = &page->made[which];
-    const uint64_t now = aq_clock_ns();
     if (!document->make)
         return answer(connection, MHD_HTTP_OK, document->type, document->text, strlen(document->text), NULL);
-    if (is_stale(made->made_ns, now)) {
+    look(page);
+    if (made->looked_ns != page->looked_ns) {
         aq_text_deinit(&made->text);
         made->text = (struct aq_text){0};
-        look(page);
         document->make(page->view, &made->text);
-        made->made_ns = made->text.status == AQ_OK ? now : 0;
+        made->looked_ns = made->text.status == AQ_OK ? page->looked_ns : 0;
     }
-    if (made->made_ns == 0) return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory\n", NULL);
+    if (made->looked_ns == 0) return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no memory\n", NULL);
     return answer(connection, MHD_HTTP_OK, document->type, aq_text_of(&made->text), made->text.used, NULL);
 }
 
@@ -139,32 +130,17 @@ static enum MHD_Result serve(struct aq_page *page, struct MHD_Connection *connec
 static enum MHD_Result health(struct aq_page *page, struct MHD_Connection *connection)
 {
     struct aq_board_finding findings[AQ_BOARD_FINDINGS_MAX];
-    struct healthy *told = &page->health;
-    const uint64_t now = aq_clock_ns();
-    if (is_stale(told->made_ns, now)) {
-        look(page);
-        const uint32_t count = aq_board_findings(page->view, findings);
-        bool bad = false;
-        for (uint32_t i = 0; i < count; i++)
-            bad = bad || findings[i].bad;
-        told->status = bad ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_OK;
-        snprintf(told->text, sizeof told->text, "%s\n",
-                 bad ? "bad: see status.json" : aq_board_state_text(page->view->state));
-        told->made_ns = now;
-    }
-    return say(connection, told->status, told->text, NULL);
+    look(page);
+    const uint32_t count = aq_board_findings(page->view, findings);
+    bool bad = false;
+    for (uint32_t i = 0; i < count; i++)
+        bad = bad || findings[i].bad;
+    char text[64];
+    snprintf(text, sizeof text, "%s\n", bad ? "bad: see status.json" : aq_board_state_text(page->view->state));
+    return say(connection, bad ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_OK, text, NULL);
 }
 
 /* ---- who has a place ---- */
-
-static uint64_t source_of(const struct sockaddr *address)
-{
-    if (address && address->sa_family == AF_INET)
-        return aq_source_of(&((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
-    if (address && address->sa_family == AF_INET6)
-        return aq_source_of(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
-    return 0;
-}
 
 /* The server's thread closes it when it finds that its peer has left. */
 static void guest_leave(struct guest *guest)
@@ -196,7 +172,7 @@ static enum MHD_Result on_accept(void *context, const struct sockaddr *address, 
     if (room == 0) return MHD_NO;
     while (count < AQ_PAGE_CONNECTIONS)
         places[count++] = (struct aq_guest){.state = AQ_GUEST_NONE};
-    const uint32_t index = aq_admit(places, count, source_of(address), now);
+    const uint32_t index = aq_admit(places, count, aq_control_source(address, NULL), now);
     if (index == AQ_ADMISSION_REFUSED) return MHD_NO;
     if (of[index]) guest_leave(of[index]);
     return MHD_YES;
@@ -217,7 +193,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         if (page->guests[i].fd == -1) guest = &page->guests[i];
     if (!guest) return;
     *guest = (struct guest){
-        .fd = fd->connect_fd, .source = who ? source_of(who->client_addr) : 0, .since_ns = aq_clock_ns()};
+        .fd = fd->connect_fd, .source = who ? aq_control_source(who->client_addr, NULL) : 0, .since_ns = aq_clock_ns()};
     *mine = guest;
 }
 

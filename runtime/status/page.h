@@ -12,9 +12,9 @@
  *   host, so that no other site's page can have a browser ask for it (DNS rebinding).
  * - No peer can keep others out: of AQ_PAGE_CONNECTIONS places a source has half, and one that has shown no token or
  *   certificate gives way (aqsgd/base/admission.h). A connection ends after AQ_PAGE_IDLE_S without a byte; one that has
- *   not made a whole request AQ_PAGE_REQUEST_S after it came ends as soon as another comes; a document is
- *   made AQ_PAGE_FRESH_MS apart and handed out until then. It has its own thread: a browser that hangs, or a flood,
- *   costs the launcher only processor time.
+ *   not made a whole request AQ_PAGE_REQUEST_S after it came ends as soon as another comes.
+ * - The board is copied AQ_PAGE_FRESH_MS apart, and all documents are of that copy. The page has its own thread: a
+ *   browser that hangs, or a flood, costs the launcher only processor time.
  *
  * Locking: open and close by one thread.
  */

@@ -21,9 +21,7 @@ enum aq_status aq_pool_take(struct aq_pool *pool, size_t bytes, void **out)
     struct aq_pool_chunk *chunk = pool->chunks;
     if (!chunk || chunk->room - chunk->used < bytes) {
         const size_t room = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
-        void *memory = NULL;
-        AQ_TRY(aq_alloc(sizeof *chunk + PIECE_ALIGN + room, &memory));
-        chunk = memory;
+        AQ_TRY(aq_alloc_at(sizeof *chunk + PIECE_ALIGN + room, &chunk));
         chunk->used = (PIECE_ALIGN - (uintptr_t)chunk->bytes % PIECE_ALIGN) % PIECE_ALIGN;
         chunk->room = chunk->used + room;
         chunk->next = pool->chunks;

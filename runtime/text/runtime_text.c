@@ -41,6 +41,14 @@ void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count)
     text->bytes[text->used] = 0;
 }
 
+void aq_text_cell(struct aq_text *text, const char *words)
+{
+    for (; *words; words++) {
+        if (*words == '|') aq_text_bytes(text, "\\", 1);
+        aq_text_bytes(text, words, 1);
+    }
+}
+
 void aq_text_add(struct aq_text *text, const char *format, ...)
 {
     va_list arguments, again;

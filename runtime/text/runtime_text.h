@@ -12,7 +12,6 @@
 #ifndef RUNTIME_TEXT_H
 #define RUNTIME_TEXT_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +26,9 @@ struct aq_text {
 
 void aq_text_add(struct aq_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count);
+
+/* A cell of a table of Markdown: "|" would end it. */
+void aq_text_cell(struct aq_text *text, const char *words);
 
 /* A word for a shell: as it is, or in single quotes. */
 void aq_text_shell(struct aq_text *text, const char *word);

@@ -434,10 +434,7 @@ static enum aq_status take_line(struct aq_control *control, json_t **out)
         return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is longer than %zu bytes",
                                     control->line_bytes_max));
     if (newline) return parse(control, held, out);
-    if (!control->peer_closed) return AQ_AGAIN;
-    if (held > 0)
-        return end(control, aq_fail(AQ_PROTO, "control", "the control channel ended in the middle of a line"));
-    return end(control, AQ_CLOSED);
+    return control->peer_closed ? end(control, AQ_CLOSED) : AQ_AGAIN; /* what came of a line is dropped */
 }
 
 static enum aq_status fill_sealed(struct aq_control *control)

@@ -3,8 +3,9 @@
  * messages).
  *
  * Caveats first.
- * - Bytes from the peer never reach an assertion: a line that is no JSON object, that is longer than the limit, or that
- * ends in the middle closes the channel with AQ_PROTO and one line in the log.
+ * - Bytes from the peer never reach an assertion: a line that is no JSON object, or that is longer than the limit,
+ * closes the channel with AQ_PROTO and one line in the log. One that is not whole when the peer closes is dropped: a
+ * process that is killed while it writes has ended like any other, and says nothing wrong.
  * - A line is measured before it is parsed: at most AQ_CONTROL_VALUES_MAX values, AQ_CONTROL_DEPTH_MAX deep, so that
  * the memory it costs is a small multiple of its bytes, which the channel's state bounds (aq_control_limit).
  * - aq_control_send takes the reference of the message whatever it answers. It copies the line into a buffer of fixed
@@ -111,7 +112,7 @@ size_t aq_control_room(const struct aq_control *control);
 /*
  * The next object; its reference is the caller's. Pushes the out buffer while it waits.
  * deadline 0: do not wait (AQ_AGAIN when there is no whole line). AQ_TIMEOUT: none came in time (not logged).
- * AQ_CLOSED: the peer closed between two lines (not logged). AQ_PROTO: see the caveats. AQ_NOMEM. All but AQ_AGAIN and
+ * AQ_CLOSED: the peer has closed (not logged). AQ_PROTO: see the caveats. AQ_NOMEM. All but AQ_AGAIN and
  * AQ_TIMEOUT are for ever.
  */
 enum aq_status aq_control_receive(struct aq_control *control, uint64_t deadline_ns, json_t **out);
@@ -129,6 +130,7 @@ const char *aq_control_text_or(const json_t *message, const char *key, const cha
 uint64_t aq_control_u64_or(const json_t *message, const char *key, uint64_t otherwise);
 int64_t aq_control_i64_or(const json_t *message, const char *key, int64_t otherwise);
 double aq_control_number_or(const json_t *message, const char *key, double otherwise);
+double aq_control_number_at(const json_t *message, const char *key, size_t i); /* of an array; NaN: it is none */
 bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise);
 
 /* Is message[key] this very text? For dispatch on "op" and "event". */

@@ -81,6 +81,12 @@ double aq_control_number_or(const json_t *message, const char *key, double other
     return json_is_number(value) ? json_number_value(value) : otherwise;
 }
 
+double aq_control_number_at(const json_t *message, const char *key, size_t i)
+{
+    const json_t *value = json_array_get(json_object_get(message, key), i);
+    return json_is_number(value) ? json_number_value(value) : (double)NAN;
+}
+
 bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise)
 {
     const json_t *value = json_object_get(message, key);

@@ -44,7 +44,7 @@ const char *aq_phase_text(enum aq_phase phase)
                                                  [AQ_PHASE_MARK] = "waits for a checkpoint",
                                                  [AQ_PHASE_END] = "ends",
                                                  [AQ_PHASE_DEVICE] = "opens its device and takes its memory",
-                                                 [AQ_PHASE_DATA] = "reads and tokenizes the data",
+                                                 [AQ_PHASE_DATA] = "reads the data",
                                                  [AQ_PHASE_WEIGHTS] = "loads its weights",
                                                  [AQ_PHASE_CACHE] = "opens its cache",
                                                  [AQ_PHASE_CONNECT] = "connects to its neighbours",

@@ -28,9 +28,9 @@ uint64_t aq_lengths_count_max(uint32_t most)
 enum aq_status aq_lengths_write(const uint32_t *lengths, uint64_t count, uint32_t most, char **text)
 {
     const unsigned width = width_of(most);
-    void *memory;
-    AQ_TRY(aq_alloc(aq_lengths_characters(count, most) + 1, &memory));
-    char *at = memory;
+    char *at;
+    AQ_TRY(AQ_NEW(aq_lengths_characters(count, most) + 1, text));
+    at = *text;
     uint64_t bits = 0;
     unsigned held = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -41,7 +41,6 @@ enum aq_status aq_lengths_write(const uint32_t *lengths, uint64_t count, uint32_
     }
     if (held) *at++ = characters[bits & 63];
     *at = 0;
-    *text = memory;
     return AQ_OK;
 }
 

@@ -15,7 +15,6 @@
 #ifndef RUNTIME_LENGTHS_H
 #define RUNTIME_LENGTHS_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"

@@ -16,17 +16,11 @@
 #include "confine.h"
 #include "heartbeat.h"
 #include "owned_folder.h"
-#include "run_folder.h"
 
 enum {
     START_SECONDS = 600, /* from start to go: other stages may be loading */
     PATH_BYTES = 4096
 };
-
-static uint64_t seconds_ns(uint64_t seconds)
-{
-    return seconds * 1000000000u;
-}
 
 /* --- Opening
  * ---------------------------------------------------------------------------------------------------------- */
@@ -355,6 +349,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "received no SHA-256: %.80s", hash);
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->checkpoints.run_id));
+    w->replicas.rounds.returns = w->job->reduce.patience_ns > 0 && aq_control_bool_or(start, "returns", false);
     const uint64_t until = aq_control_u64_or(start, "until", 0);
     if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* equal on all ranks, so it needs no vote */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
@@ -366,7 +361,9 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DATA));
     AQ_TRY(aq_rank_data_open(&w->data, w->plan, w->rank, w->steps.shift, start));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
-    AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
+    uint64_t resume = aq_control_u64_or(start, "resume", 0);
+    if (w->replicas.rounds.returns) AQ_TRY(aq_worker_rounds_enter(w, &resume));
+    AQ_TRY(load_weights(w, resume));
     const char *from = aq_control_text_or(start, "adopt", NULL);
     if (from) AQ_TRY(adopt(w, from));
     AQ_TRY(aq_worker_snapshot_open(w));
@@ -425,6 +422,7 @@ static enum aq_status evaluated(struct aq_worker *w)
 
 static enum aq_status train(struct aq_worker *w)
 {
+    aq_worker_speed_begin(w);
     const uint64_t first_step = w->step;
     aq_program_run_init(&w->steps.program, &w->me->program, AQ_LANES_CHAINS, 0);
     AQ_TRY(aq_worker_prefetch_first(w));
@@ -440,6 +438,7 @@ static enum aq_status train(struct aq_worker *w)
             aq_log("worker", 1, "step %" PRIu64 ", the first, took %.3f s", w->step + 1,
                    (double)(aq_clock_ns() - w->times.begin_ns) * 1e-9);
         AQ_TRY(aq_worker_report_step(w));
+        aq_worker_speed_trained(w);
         w->step++;
         const bool end = w->step == aq_worker_steps_end(w);
         w->steps.final = end || w->step == w->last;
@@ -450,13 +449,14 @@ static enum aq_status train(struct aq_worker *w)
         }
         if (aq_worker_snapshot_is_due(w)) AQ_TRY(snapshot(w));
         if (w->steps.final) break;
+        aq_worker_speed_begin(w);
     }
     return aq_worker_snapshot_wait(w);
 }
 
 static enum aq_status finish(struct aq_worker *w)
 {
-    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->links.outages_ns);
+    const uint64_t deadline = aq_clock_after(aq_worker_seconds_ns(60) + w->links.outages_ns);
     AQ_TRY(aq_worker_drain(w, deadline));
     AQ_TRY(aq_worker_report_done(w));
     return aq_worker_leave(w, deadline);
@@ -465,7 +465,7 @@ static enum aq_status finish(struct aq_worker *w)
 static void close_all(struct aq_worker *w, enum aq_status status)
 {
     if (status != AQ_OK) {
-        const uint64_t deadline = aq_clock_after(seconds_ns(2));
+        const uint64_t deadline = aq_clock_after(aq_worker_seconds_ns(2));
         aq_worker_links_abort(w, status, deadline);
         /* Freeing memory of the device waits for all work there. */
         aq_edges_abandon(w->pipeline.out, w->pipeline.in);
@@ -520,15 +520,17 @@ enum aq_status aq_worker_run(struct aq_control *control)
     struct aq_part_args args = {0};
     json_t *message = NULL;
     enum aq_status status;
-    AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(aq_worker_seconds_ns(START_SECONDS)), &message), out);
     const bool probe = aq_control_bool_or(message, "probe", false), ask = json_object_get(message, "ask") != NULL;
     status = !probe ? open_all(&w, message) : ask ? aq_worker_answer(&w, message) : aq_worker_probe(&w, message);
     json_decref(message);
     if (status != AQ_OK || probe) goto out;
     AQ_TRY_GOTO(report_ready(&w), out);
     aq_heartbeat_phase(AQ_PHASE_GO);
-    AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(aq_worker_seconds_ns(START_SECONDS)), &message), out);
+    status = aq_worker_speed_told(&w, message, w.step);
     json_decref(message);
+    if (status != AQ_OK) goto out;
     w.steps.go_ns = aq_clock_ns();
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w.checkpoints.waiting = false;

@@ -17,7 +17,6 @@
 #define RUNTIME_WORKER_H
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -57,6 +56,16 @@ struct aq_worker {
     struct aq_worker_checkpoints checkpoints;
     struct aq_worker_parts worker_parts;
 };
+
+static inline uint64_t aq_worker_seconds_ns(uint64_t seconds)
+{
+    return seconds * 1000000000u;
+}
+
+static inline uint64_t aq_worker_after_s(uint64_t seconds)
+{
+    return aq_clock_after(aq_worker_seconds_ns(seconds));
+}
 
 /*
  * The step that this run's own step is for all clients (split.mode: global; else the same): what learning rates,

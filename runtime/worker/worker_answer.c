@@ -35,11 +35,6 @@ struct answer {
     uint32_t used;   /* that were computed, or would be again                                                 */
 };
 
-static uint64_t after_s(uint64_t seconds)
-{
-    return aq_clock_after(seconds * 1000000000u);
-}
-
 /* ---- what is asked ---- */
 
 static enum aq_status read_draws(const json_t *ask, struct aq_sampling_config *out)
@@ -134,7 +129,7 @@ static enum aq_status size_stage(struct answer *a, const struct aq_model_config 
     struct aq_worker *w = a->w;
     const struct aq_asked_size size = {.B = 1, .T = a->T, .writes = true, .extends = a->keeps};
     struct aq_model_config untied = *model;
-    AQ_TRY(aq_asked_untie(a->adapter, &untied));
+    AQ_TRY(aq_asked_adapt(a->adapter, &untied));
     w->pipeline.asked = *w->me;
     w->pipeline.asked.config = aq_asked_config(&untied, a->precision, &size);
     w->pipeline.asked.config.layer_first = w->me->layer_first;
@@ -150,14 +145,10 @@ static enum aq_status size_stage(struct answer *a, const struct aq_model_config 
 static enum aq_status open_text(struct answer *a)
 {
     const uint32_t vocabulary = a->w->me->config.model.vocabulary;
-    void *memory;
     if (!a->first && !a->last) return AQ_OK;
-    AQ_TRY(aq_alloc(a->T * sizeof *a->tokens, &memory));
-    memset(memory, 0, a->T * sizeof *a->tokens);
-    a->tokens = memory;
+    AQ_TRY(AQ_NEW(a->T, &a->tokens));
     if (!a->last) return AQ_OK;
-    AQ_TRY(aq_alloc(vocabulary * sizeof *a->logits, &memory));
-    a->logits = memory;
+    AQ_TRY(AQ_NEW(vocabulary, &a->logits));
     AQ_TRY(aq_sampling_open(&a->draws, vocabulary, &a->sampling));
     aq_sampling_begin(a->sampling, 0);
     return AQ_OK;
@@ -285,7 +276,7 @@ static enum aq_status serve(struct answer *a, bool *end)
 {
     json_t *message;
     uint32_t before = 0, used;
-    AQ_TRY(aq_worker_await(a->w, "forward", after_s(IDLE_S), &message));
+    AQ_TRY(aq_worker_await(a->w, "forward", aq_worker_after_s(IDLE_S), &message));
     enum aq_status status = aq_control_get_u32(message, "used", &used);
     *end = status == AQ_OK && used == 0;
     if (status == AQ_OK && !*end) status = aq_control_get_u32(message, "before", &before);
@@ -302,11 +293,11 @@ static enum aq_status answer_all(struct answer *a)
     AQ_TRY(aq_control_send(
         w->control, json_pack("{s:s, s:I}", "event", "ready", "answers", (json_int_t)w->me->config.model.vocabulary)));
     aq_heartbeat_phase(AQ_PHASE_GO);
-    AQ_TRY(aq_worker_await(w, "go", after_s(IDLE_S), &go));
+    AQ_TRY(aq_worker_await(w, "go", aq_worker_after_s(IDLE_S), &go));
     json_decref(go);
     while (!end)
         AQ_TRY(serve(a, &end));
-    const uint64_t deadline = after_s(END_S);
+    const uint64_t deadline = aq_worker_after_s(END_S);
     aq_heartbeat_phase(AQ_PHASE_END);
     AQ_TRY(aq_worker_drain(w, deadline));
     AQ_TRY(aq_control_send(w->control, json_pack("{s:s}", "event", "done")));

@@ -12,6 +12,7 @@
 
 /* Measurements that ranks exchange before they choose. */
 struct said {
+    uint32_t index; /* chosen in an attempt to average that failed, or AQ_CHOICE_NONE */
     struct aq_grad_scene scene;
     double value_s[AQ_GRAD_CANDIDATES_MAX];
 };
@@ -31,6 +32,8 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
         AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
         return aq_worker_group_prepare(worker);
     }
+    if (worker->replicas.rounds.returns)
+        return aq_fail(AQ_CORRUPT, "worker", "the checkpoint by which this replica returns names no codec");
     AQ_TRY(aq_reduce_measure_packing(worker->device, choice->candidates, choice->count, worker->me->size.parameters,
                                      worker->W, choice->value_s));
     AQ_TRY(aq_reduce_measure_links(worker->replicas.group, worker->device, worker->stream, &choice->links));
@@ -38,19 +41,23 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     return AQ_OK;
 }
 
-/* Of all ranks the slowest; what links carry is the same on all of them already. */
+/* Of all ranks the slowest; what links carry is the same on all of them already. And what one of them has chosen. */
 static enum aq_status join(struct aq_worker *worker, struct said *slowest)
 {
     struct said all[AQ_GROUP_SIZE_MAX];
+    uint32_t index;
+    AQ_TRY(aq_optimizer_chosen(worker->optimizer, &index));
     const uint32_t steps =
         aq_optimizer_config_local(&worker->job->train.optimizer) ? worker->job->train.optimizer.outer_every : 1;
-    *slowest = (struct said){.scene = {.rate = worker->replicas.choice.links.rate,
+    *slowest = (struct said){.index = index,
+                             .scene = {.rate = worker->replicas.choice.links.rate,
                                        .latency_s = worker->replicas.choice.links.latency_s,
                                        .compute_s = (double)worker->times.compute_ns * 1e-9 * steps}};
     for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
         slowest->value_s[c] = worker->replicas.choice.value_s[c];
     AQ_TRY(aq_all_gather(worker->replicas.group, slowest, sizeof *slowest, all));
-    for (uint32_t w = 0; w < worker->W; w++) {
+    for (uint32_t w = 0; w < aq_group_size(worker->replicas.group); w++) {
+        if (all[w].index != AQ_CHOICE_NONE) slowest->index = all[w].index;
         if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
         for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
             if (all[w].value_s[c] > slowest->value_s[c]) slowest->value_s[c] = all[w].value_s[c];
@@ -74,23 +81,32 @@ static void say(const struct aq_worker *worker, const struct said *said, const s
     aq_text_deinit(&text);
 }
 
+/* reduce.patience: a rank may be lost meanwhile. In the next attempt all take what one of them has chosen in this. */
 enum aq_status aq_worker_choose(struct aq_worker *worker)
 {
     struct aq_worker_choice *choice = &worker->replicas.choice;
     struct aq_grad_cost costs[AQ_GRAD_CANDIDATES_MAX];
     struct said said;
+    uint32_t mine;
     if (!choice->due) return AQ_OK;
     AQ_TRY(join(worker, &said));
+    AQ_TRY(aq_optimizer_chosen(worker->optimizer, &mine));
     for (uint32_t c = 0; c < choice->count; c++) {
         costs[c].bytes = aq_plan_coded_bytes(worker->plan, worker->position, &choice->candidates[c].config);
         costs[c].pack_s = said.value_s[c] * (double)worker->me->size.parameters;
     }
-    uint32_t index = aq_grad_choose(costs, choice->count, &said.scene);
-    AQ_TRY(
-        aq_broadcast(worker->replicas.group, 0, &index, sizeof index)); /* one chooses: no arithmetic need be alike */
-    AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
-    AQ_TRY(aq_worker_group_prepare(worker));
-    choice->due = false;
+    uint32_t index = said.index;
+    if (index == AQ_CHOICE_NONE) {
+        index = aq_grad_choose(costs, choice->count, &said.scene);
+        AQ_TRY(aq_broadcast(worker->replicas.group, 0, &index, sizeof index)); /* no arithmetic need be alike */
+    }
+    if (mine == AQ_CHOICE_NONE) {
+        AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
+        AQ_TRY(aq_worker_group_prepare(worker));
+    } else if (index != mine) {
+        return aq_fail(AQ_MISMATCH, "worker", "a replica averages in codec %u, this one in %u", index, mine);
+    }
+    choice->due = worker->job->reduce.patience_ns > 0; /* until all have the mean: worker_local.c */
     choice->name = choice->candidates[index].name;
     choice->chosen_pack_s = costs[index].pack_s;
     choice->measured = true;

@@ -15,11 +15,6 @@ enum {
 
 #define SERVE_NS (20ull * 1000 * 1000)
 
-static uint64_t seconds_ns(uint64_t seconds)
-{
-    return seconds * 1000000000u;
-}
-
 enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
 {
     const char *manifest, *run;
@@ -52,13 +47,14 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     w->links.outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
     w->links.silence_ns = link->silence_ns_max ? link->silence_ns_max + w->links.outages_ns : UINT64_MAX;
     /* A neighbour may be averaging its gradients meanwhile; the links' own heartbeats show whether it lives. */
-    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->links.silence_ns += seconds_ns(REDUCE_SECONDS);
+    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max)
+        w->links.silence_ns += aq_worker_seconds_ns(REDUCE_SECONDS);
     /* With global sampling for others' clients, too, each of which the server waits for that long. */
     if (aq_job_global(w->job) && link->silence_ns_max)
         w->links.silence_ns += AQ_JOB_TURNS_MAX * w->job->split.wait_ns;
     /* And replicas meet once a round, the slowest as much later as that takes. */
     if (w->W > 1 && aq_optimizer_config_local(&w->job->train.optimizer) && link->silence_ns_max)
-        w->links.silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
+        w->links.silence_ns += aq_worker_seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
     return AQ_OK;
 }
 
@@ -84,7 +80,10 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
         AQ_TRY(status);
         if (aq_control_is(*out, "op", op)) return AQ_OK;
         if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->steps.stop_asked = true;
+        const bool address = aq_control_is(*out, "op", "connect") && w->replicas.rounds.addresses;
+        const enum aq_status taken = address ? aq_worker_rounds_address(w, *out) : AQ_OK;
         json_decref(*out);
+        AQ_TRY(taken);
     }
 }
 
@@ -101,7 +100,10 @@ enum aq_status aq_worker_control_take(struct aq_worker *w, uint64_t deadline_ns)
         w->checkpoints.state = AQ_MARK_NONE;
     struct aq_part_args args = {.message = message};
     enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
-    if (taken == AQ_OK && aq_control_is(message, "op", "members")) taken = aq_worker_rounds_told(w, message);
+    const bool round = aq_control_is(message, "op", "members") || aq_control_is(message, "op", "break") ||
+                       aq_control_is(message, "op", "averaged");
+    if (taken == AQ_OK && round) taken = aq_worker_rounds_told(w, message);
+    if (taken == AQ_OK && aq_control_is(message, "op", "connect")) taken = aq_worker_rounds_address(w, message);
     json_decref(message);
     return taken;
 }
@@ -119,7 +121,7 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
 
 enum aq_status aq_worker_parts_await(struct aq_worker *w, enum aq_part_moment moment, struct aq_part_args *args)
 {
-    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->links.outages_ns);
+    const uint64_t end = aq_clock_after(aq_worker_seconds_ns(REDUCE_SECONDS) + w->links.outages_ns);
     enum aq_status status;
     while ((status = aq_worker_parts_on(&w->worker_parts, moment, args)) == AQ_AGAIN) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);

@@ -136,9 +136,10 @@ static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
 }
 
 enum aq_status aq_worker_cut(struct aq_worker *w, enum aq_part_moment moment, const struct aq_edge_batch *batch,
-                             uint32_t slot, bool trains, const struct aq_values *values)
+                             uint32_t slot, enum aq_part_samples kind, const struct aq_values *values)
 {
     const bool before = moment == AQ_PART_CUT_INPUT || moment == AQ_PART_CUT_GRADIENT_BACK;
+    const bool trains = kind == AQ_PART_TRAINED;
     if (!w->worker_parts.use_cuts || (before ? w->position == 0 : w->position + 1 == w->P)) return AQ_OK;
     const struct aq_part_cut cut = {.edge = &w->plan->edges[before ? w->position - 1 : w->position],
                                     .batch = batch,
@@ -146,6 +147,7 @@ enum aq_status aq_worker_cut(struct aq_worker *w, enum aq_part_moment moment, co
                                     .values = values,
                                     .host = &w->worker_parts.host,
                                     .slot = slot,
+                                    .kind = kind,
                                     .trains = trains,
                                     .step_samples = trains ? aq_rank_data_samples(&w->data, batch->step) : 0,
                                     .loss_factor = trains ? times_of(w, batch->step)->loss_factor : 1};
@@ -172,12 +174,12 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
                                          .step = aq_worker_global(w, run->step),
                                          .loss_factor = (float)((double)times_of(w, run->step)->loss_factor / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
-    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_INPUT, &batch, instruction->slot, true, &w->pipeline.x[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_INPUT, &batch, instruction->slot, AQ_PART_TRAINED, &w->pipeline.x[copy]));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(
         aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
-    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, &batch, instruction->slot, true, &w->pipeline.y[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, &batch, instruction->slot, AQ_PART_TRAINED, &w->pipeline.y[copy]));
     if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
     return issue_end(w, issue);
@@ -201,7 +203,7 @@ static enum aq_status compute(struct aq_worker *w, const struct aq_edge_batch *b
     if (!first) AQ_TRY(aq_values_read_begin(w->device, x, w->stream));
     AQ_TRY(aq_values_write_begin(w->device, y, w->stream));
     AQ_TRY(aq_stage_forward(w->stage, 0, &input, y->at, NULL, w->stream));
-    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, batch, 0, false, y));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, batch, 0, AQ_PART_REMADE, y));
     if (!first) AQ_TRY(aq_values_read_end(w->device, x, w->stream));
     return aq_values_write_end(w->device, y, w->stream);
 }
@@ -229,12 +231,13 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
     if (w->worker_parts.use_cuts) aq_rank_data_batch(&w->data, run->step, instruction->micro_batch, &batch);
-    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT, &batch, instruction->slot, true, &w->pipeline.dy[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT, &batch, instruction->slot, AQ_PART_TRAINED, &w->pipeline.dy[copy]));
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->pipeline.dy[copy].at,
                              first ? NULL : w->pipeline.dx[copy].at, w->stream));
-    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT_BACK, &batch, instruction->slot, true, &w->pipeline.dx[copy]));
+    AQ_TRY(
+        aq_worker_cut(w, AQ_PART_CUT_GRADIENT_BACK, &batch, instruction->slot, AQ_PART_TRAINED, &w->pipeline.dx[copy]));
     if (!last) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.dy[copy], w->stream));
     if (!first) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.dx[copy], w->stream));
     return issue_end(w, issue);

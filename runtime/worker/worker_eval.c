@@ -11,6 +11,7 @@
 #include "edge_eval.h"
 #include "heartbeat.h"
 #include "heldout.h"
+#include "plan_epsilon.h"
 #include "worker.h"
 
 static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
@@ -83,10 +84,10 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     struct aq_stage_loss loss = {0};
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
     if (!is_first) AQ_TRY(aq_values_read_begin(worker->device, x, worker->stream));
-    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_INPUT, &batch, 0, false, x));
+    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_INPUT, &batch, 0, AQ_PART_HELDOUT, x));
     if (!is_last) AQ_TRY(aq_values_write_begin(worker->device, y, worker->stream));
     AQ_TRY(aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : y->at, is_last ? &loss : NULL, worker->stream));
-    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_OUTPUT, &batch, 0, false, y));
+    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_OUTPUT, &batch, 0, AQ_PART_HELDOUT, y));
     if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
     aq_task_add(total, &loss);
@@ -108,17 +109,6 @@ static enum aq_status pass(struct aq_worker *worker, uint16_t flags, struct aq_s
     return aq_worker_settle(worker);
 }
 
-/* After the last step, where any cut's forward codec is other than fp32 as it is. All ranks find the same. */
-static bool passes_coded(const struct aq_worker *worker)
-{
-    bool codes = false;
-    for (uint32_t e = 0; e + 1 < worker->P; e++) {
-        const struct aq_codec_config *forward = &worker->plan->edges[e].shape.forward;
-        codes = codes || !aq_codec_about(forward->kind)->plain || forward->raw != AQ_PRECISION_FP32;
-    }
-    return worker->steps.final && codes;
-}
-
 enum aq_status aq_worker_evaluate(struct aq_worker *worker)
 {
     struct aq_stage_loss total = {0}, coded = {0};
@@ -126,7 +116,7 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     if (worker->plan->facts.heldout_samples == 0) return AQ_OK;
     aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     AQ_TRY(pass(worker, 0, &total));
-    if (passes_coded(worker)) AQ_TRY(pass(worker, AQ_EDGE_CODED, &coded));
+    if (worker->steps.final && aq_plan_evaluates_coded(worker->plan)) AQ_TRY(pass(worker, AQ_EDGE_CODED, &coded));
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     const double seconds = (double)(aq_clock_ns() - begin) * 1e-9;

@@ -2,10 +2,10 @@
  * worker_group.c -- the replicas of one stage as a group: what carries their data, its reductions, and whether they
  * agree. Every worker has a link to each other replica of its stage.
  */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "heartbeat.h"
 #include "net/collective.h"
 #include "worker.h"
 
@@ -40,12 +40,24 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
 {
     const struct aq_grad_codec *codec = aq_optimizer_codec(worker->optimizer);
     if (!codec || aq_stage_parameter_count(worker->stage) == 0) return AQ_OK;
+    if (!worker->replicas.group) return AQ_OK; /* it returns: the group is made at its first round's end */
     return aq_group_prepare(worker->replicas.group, codec, aq_stage_parameter_count(worker->stage));
+}
+
+/*
+ * Numbers of a group's collectives begin above those of all groups before it over the same links. A round has a few
+ * collectives and two steps at least, and is averaged as often as there are replicas, at most.
+ */
+static uint64_t group_first(const struct aq_worker_members *rounds)
+{
+    static_assert(AQ_GROUP_SIZE_MAX << 12 < 1 << 20, "attempts of a round are apart from the next step's");
+    return rounds->step << 20 | (uint64_t)rounds->attempt << 12;
 }
 
 enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,
                                     uint32_t size, enum aq_status (*meanwhile)(void *worker))
 {
+    const bool patient = worker->job->reduce.patience_ns > 0;
     const struct aq_group_config config = {.rank = rank,
                                            .size = size,
                                            .links = links,
@@ -55,7 +67,11 @@ enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *co
                                            .silence_ns = worker->links.silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES,
                                            .values = aq_stage_parameter_count(worker->stage),
-                                           .meanwhile = worker->job->train.staleness ? meanwhile : NULL,
+                                           .meanwhile = patient                        ? aq_worker_rounds_look
+                                                        : worker->job->train.staleness ? meanwhile
+                                                                                       : NULL,
+                                           .look_ns = patient ? AQ_ROUNDS_LOOK_NS : 0,
+                                           .first = group_first(&worker->replicas.rounds),
                                            .context = worker};
     return aq_group_open_links(&config, &worker->replicas.group);
 }
@@ -64,10 +80,12 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
 {
     struct aq_device_info info;
     if (worker->W == 1) return AQ_OK;
-    AQ_TRY(aq_worker_group_over(worker, worker->replicas.peers, worker->replica, worker->W, meanwhile));
     aq_device_info(worker->device, &info);
     if (!info.host_memory)
         AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));
+    AQ_TRY(aq_worker_speed_open(worker));
+    if (worker->replicas.rounds.returns) return AQ_OK; /* it meets the others at its first round's end */
+    AQ_TRY(aq_worker_group_over(worker, worker->replicas.peers, worker->replica, worker->W, meanwhile));
     AQ_TRY(choose_transport(worker));
     /* A codec that is chosen during the run is prepared then (worker_choose.c). */
     return worker->job->train.optimizer.reduce_automatic ? AQ_OK : aq_worker_group_prepare(worker);
@@ -75,6 +93,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
 
 void aq_worker_group_close(struct aq_worker *worker)
 {
+    aq_worker_speed_close(worker);
     aq_group_close(worker->replicas.group);
     if (worker->replicas.bounce)
         aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->replicas.bounce, BOUNCE_BYTES);
@@ -114,6 +133,7 @@ static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduc
                                              .count = asked->count,
                                              .worker_error = asked->worker_error,
                                              .server_error = asked->server_error,
+                                             .whole = worker->W, /* reduce.patience: some may be missing */
                                              .step = asked->step,
                                              .before = asked->before ? before_and_clear : NULL,
                                              .after = asked->after ? after : NULL,
@@ -164,5 +184,9 @@ enum aq_status aq_worker_agree(struct aq_worker *worker)
     if (worker->W == 1 || !group) return AQ_OK;
     uint64_t digest;
     AQ_TRY(weights_digest(worker, &digest));
+    if (worker->job->reduce.patience_ns) { /* the launcher compares: a member may be lost at any time */
+        worker->replicas.rounds.digest = digest;
+        return AQ_OK;
+    }
     return aq_group_agree(group, digest, "the weights");
 }

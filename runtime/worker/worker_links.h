@@ -28,6 +28,8 @@ struct aq_worker_links {
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     struct aq_worker_packing packing;
+    struct aq_link_bytes ended_gradient; /* what links to replicas that were lost have done: sums never fall */
+    uint64_t ended_packing_ns, ended_wire_bytes;
 };
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
@@ -37,6 +39,15 @@ enum aq_status aq_worker_links_open(struct aq_worker *worker);
 enum aq_status aq_worker_net_open(struct aq_worker *worker);
 enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
 bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
+/* What a link to that peer dials; to: as the peer's `listening` has it. */
+void aq_worker_address(const struct aq_worker *worker, const char *to, uint32_t peer, struct aq_text *out);
+
+/* worker_links.c: the link to the same stage of another replica: accept it, or connect to that address. */
+enum aq_status aq_worker_replica_accept(struct aq_worker *worker, struct aq_listener *listener, uint32_t replica,
+                                        uint64_t deadline_ns);
+enum aq_status aq_worker_replica_connect(struct aq_worker *worker, const char *address, uint32_t replica);
+/* And close it, if it is open. */
+void aq_worker_replica_close(struct aq_worker *worker, uint32_t replica);
 
 /* worker_links.c: finish all links in good order, by the deadline, and flush the control channel. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);

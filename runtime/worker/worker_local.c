@@ -13,12 +13,33 @@
  *
  * reduce.patience: a replica that is lost in the middle of a round harms no other one before its end. There each rank
  * reports that it has come (`round`) and waits. The launcher answers all with one set of members (launcher_rounds.c),
- * so that all stages average over the same replicas. If some are missing, the group is made again over the links to the
- * others. Its mean is over those who are in it. Such a round ends with a checkpoint. The weights are the same on all
- * replicas then, so the first member's ranks can write the files of the missing ones: all that differs there are the
- * inner optimizer's moments, which are this replica's. From that checkpoint all start together.
+ * so that all stages average over the same replicas. If the members change, the group is made again: links to those who
+ * are missing are closed, links to those who have returned are made, in the order of replicas as at the start. Its mean
+ * is over those who are in it.
+ *
+ * A member may be lost while they average. So each keeps its own movement, and what its codec still has to send, and
+ * takes the outer step only when the launcher has heard from all ranks that they have the mean (`averaged`). Else, when
+ * all have ended the attempt, it names those that are left, and they average again. Links between them stay: before a
+ * rank reports the end of an attempt, nothing of it is lent to a link any more, and what still comes of it is told
+ * apart by its number and dropped.
+ *
+ * After a round without some replica a checkpoint may follow. The weights are the same on all replicas then, so the
+ * first member's ranks can write the files of the missing ones: all that differs there are the inner optimizer's
+ * moments, which are this replica's, and the errors of a codec, which are zero: they have gone with the process.
+ *
+ * A replica that returns is a new process per stage. It opens what needs no weights, and waits (`enter`) for a round's
+ * checkpoint, from which it starts as after a restart, with this difference: it has no links to other replicas before
+ * the end of its first round. It keeps its listener until then.
+ *
+ * reduce.steps: speed: the launcher names, with `go` and a round's `averaged`, how many steps of the next round this
+ * replica trains (launcher_steps.c has the rule). They are the last ones of the round: the next step's number is larger
+ * by the others, and nothing happens in between. All ranks of a replica are told the same, so frames between its stages
+ * have the same step at both ends. In return the launcher learns with `round` how long a step takes: the median of
+ * those since the last round's end, without averages, evaluations and checkpoints.
  */
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "heartbeat.h"
 #include "net/collective.h"
@@ -27,7 +48,6 @@
 
 enum { SAYS_LAST_STEP = 1, SAYS_MARK_STEP = 4 };
 
-#define LOOK_NS     (2ull * 1000 * 1000)           /* edges and control channel have no common event count */
 #define MEET_NS_MAX (3600ull * 1000 * 1000 * 1000) /* beyond the patience; the launcher looks who does not come */
 
 bool aq_worker_is_local(const struct aq_worker *worker)
@@ -56,71 +76,303 @@ static bool is_member(const struct aq_worker *w, uint32_t replica)
     return w->replicas.rounds.members >> replica & 1;
 }
 
-enum aq_status aq_worker_rounds_told(struct aq_worker *w, const json_t *message)
+static enum aq_status out_of_order(const struct aq_worker *w, const char *op, uint64_t step)
 {
-    uint64_t step, members;
-    AQ_TRY(aq_control_get_u64(message, "step", &step));
+    return aq_fail(AQ_PROTO, "worker",
+                   "step %" PRIu64 ": the launcher's '%s' of the round that ends with step %" PRIu64 " is out of order",
+                   w->step + 1, op, step);
+}
+
+static enum aq_status members_told(struct aq_worker *w, const json_t *message, uint64_t step, uint64_t attempt)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    uint64_t members, returned = 0;
     AQ_TRY(aq_control_get_hex(message, "members", &members));
-    const bool beyond = w->W < 64 && members >> w->W != 0;
-    if (w->job->reduce.patience_ns == 0 || step != w->step + 1 || step == w->replicas.rounds.step || beyond ||
-        !(members >> w->replica & 1))
+    if (json_object_get(message, "returned")) AQ_TRY(aq_control_get_hex(message, "returned", &returned));
+    const bool again = step == rounds->step && rounds->over != step && rounds->ended == rounds->attempt;
+    if (attempt != (again ? rounds->attempt + 1ull : 1) || (step == rounds->step && !again))
+        return out_of_order(w, "members", step);
+    const bool beyond = (w->W < 64 && members >> w->W != 0) || (returned & ~members) != 0;
+    if (beyond || !(members >> w->replica & 1) || (returned >> w->replica & 1) != rounds->returns)
         return aq_fail(AQ_PROTO, "worker",
-                       "step %" PRIu64 ": the launcher names %" PRIx64 " as members of the round that ends with step "
-                       "%" PRIu64,
-                       w->step + 1, members, step);
-    w->replicas.rounds.step = step;
-    w->replicas.rounds.members = members;
+                       "step %" PRIu64 ": the launcher names %" PRIx64 " as members, %" PRIx64
+                       " of which have returned",
+                       step, members, returned);
+    rounds->step = step;
+    rounds->attempt = (uint32_t)attempt;
+    rounds->ended = 0;
+    rounds->broken = false;
+    rounds->members = members;
+    rounds->returned = returned;
     return AQ_OK;
 }
 
-static enum aq_status wait_for_members(struct aq_worker *w)
+/* All have the mean. */
+static enum aq_status over_told(struct aq_worker *w, const json_t *message)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const uint64_t all = w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX, step = rounds->step;
+    rounds->over = step;
+    rounds->returns = false;
+    w->replicas.choice.due = false;
+    aq_worker_rounds_close(w);
+    if (rounds->members != all) rounds->without = step;
+    if (rounds->attempt > 1 || rounds->members != all)
+        aq_error_clear(); /* dealt with: a later failure is another one */
+    if (aq_control_bool_or(message, "mark", false)) rounds->mark = step;
+    if (aq_control_bool_or(message, "last", false)) w->last = step;
+    return aq_worker_speed_told(w, message, step);
+}
+
+enum aq_status aq_worker_rounds_told(struct aq_worker *w, const json_t *message)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const bool members = aq_control_is(message, "op", "members"), breaks = aq_control_is(message, "op", "break");
+    uint64_t step, attempt;
+    AQ_TRY(aq_control_get_u64(message, "step", &step));
+    if (w->job->reduce.patience_ns == 0 || step != w->step + 1)
+        return out_of_order(w, aq_control_text_or(message, "op", "?"), step);
+    if (members || breaks) AQ_TRY(aq_control_get_u64(message, "attempt", &attempt));
+    if (members) return members_told(w, message, step, attempt);
+    if (step != rounds->step || rounds->over == step) return out_of_order(w, breaks ? "break" : "averaged", step);
+    if (breaks) {
+        if (attempt != rounds->attempt) return out_of_order(w, "break", step);
+        rounds->broken = true;
+        return aq_control_get_hex(message, "lost", &rounds->lost);
+    }
+    if (rounds->ended != rounds->attempt) return out_of_order(w, "averaged", step);
+    return over_told(w, message);
+}
+
+static bool are_named(const struct aq_worker *w, uint32_t attempt)
+{
+    return w->replicas.rounds.step == w->step + 1 && w->replicas.rounds.attempt > attempt;
+}
+
+/* Until the launcher has named the members after that attempt, or all have the mean. */
+static enum aq_status wait_for_launcher(struct aq_worker *w, uint32_t attempt)
 {
     const uint64_t silence = w->links.silence_ns, patience = w->job->reduce.patience_ns;
     const uint64_t meet = silence > MEET_NS_MAX ? silence : MEET_NS_MAX + w->links.outages_ns;
     const uint64_t end = aq_clock_after(meet > UINT64_MAX - patience ? UINT64_MAX : meet + patience);
-    while (w->replicas.rounds.step != w->step + 1) {
+    while (!are_named(w, attempt) && w->replicas.rounds.over != w->step + 1) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
-        if (w->replicas.rounds.step == w->step + 1) break;
+        if (are_named(w, attempt) || w->replicas.rounds.over == w->step + 1) break;
         if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send 'members' in time",
-                           w->step + 1);
-        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(LOOK_NS));
+            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send '%s' in time",
+                           w->step + 1, attempt ? "averaged" : "members");
+        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
     }
     return AQ_OK;
 }
 
-/* The group of the members; the links of the others are used by nobody from now on. */
+/* Is the link to this replica of this round, because one of both has returned? */
+static bool is_new(const struct aq_worker *w, uint32_t replica)
+{
+    const struct aq_worker_members *rounds = &w->replicas.rounds;
+    return replica != w->replica && (rounds->returns || (rounds->returned >> replica & 1));
+}
+
+/*
+ * The links of those who are missing go, also where they still seem to work: who returns is another process. In a
+ * further attempt new links are made anew: when the first one was ended, one end may have had a link, and not the
+ * other.
+ */
+static void close_missing(struct aq_worker *w)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    for (uint32_t v = 0; v < w->W; v++) {
+        if (!is_member(w, v) || (rounds->attempt > 1 && is_new(w, v))) aq_worker_replica_close(w, v);
+        if (!is_member(w, v)) rounds->addresses[v][0] = 0;
+    }
+}
+
+/* It came before `members`, because the launcher had it before the replica was ready. */
+static enum aq_status link_to(struct aq_worker *w, uint32_t replica, uint64_t deadline)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const bool both = rounds->returns && rounds->returned >> replica & 1;
+    const uint32_t peer = replica * w->P + w->position;
+    const bool accepts = both ? aq_job_listener(w->job, w->rank, peer) == w->rank : rounds->returns;
+    if (accepts) return aq_worker_replica_accept(w, rounds->listener, replica, deadline);
+    if (!rounds->addresses[replica][0])
+        return aq_fail(AQ_PROTO, "worker",
+                       "step %" PRIu64 ": rank %u is a member, and it is not known where it listens", w->step + 1,
+                       peer);
+    return aq_worker_replica_connect(w, rounds->addresses[replica], replica);
+}
+
+/* The group of the members. */
 static enum aq_status regroup(struct aq_worker *w)
 {
+    struct aq_worker_members *rounds = &w->replicas.rounds;
     struct aq_link *links[AQ_GROUP_SIZE_MAX];
     uint32_t size = 0, rank = 0;
-    for (uint32_t v = 0; v < w->W; v++) {
-        if (!is_member(w, v)) continue;
-        if (v == w->replica) rank = size;
-        links[size++] = w->replicas.peers[v];
+    const uint64_t deadline = aq_clock_after(w->job->link.connect_ns_max);
+    if (w->replicas.group) {
+        struct aq_group_stats stats;
+        aq_group_stats(w->replicas.group, &stats);
+        w->replicas.ended_sent_bytes += stats.sent_bytes;
     }
     aq_group_close(w->replicas.group);
     w->replicas.group = w->replicas.reducer.sends = NULL;
-    AQ_TRY(aq_worker_group_over(w, links, rank, size, NULL)); /* staleness and patience exclude each other */
+    close_missing(w);
+    for (uint32_t v = 0; v < w->W; v++) {
+        if (!is_member(w, v)) continue;
+        if (v == w->replica)
+            rank = size;
+        else if (!w->replicas.peers[v]) {
+            const enum aq_status status = link_to(w, v, deadline);
+            if (status != AQ_OK && rounds->listener) (void)aq_listener_rest(rounds->listener); /* heals others */
+            if (status != AQ_OK) return status;
+        }
+        links[size++] = w->replicas.peers[v];
+    }
+    if (rounds->listener) AQ_TRY(aq_listener_rest(rounds->listener)); /* it may be needed again */
+    AQ_TRY(aq_worker_group_over(w, links, rank, size, NULL));         /* staleness and patience exclude each other */
+    AQ_TRY(aq_worker_group_prepare(w));
     w->replicas.reducer.sends = w->replicas.group;
+    rounds->grouped = rounds->members;
     return AQ_OK;
 }
 
-static enum aq_status rounds_meet(struct aq_worker *w)
+/* The group as the launcher has named it: all members make it again, or none does. */
+static enum aq_status group_of_members(struct aq_worker *w)
 {
+    struct aq_worker_members *rounds = &w->replicas.rounds;
     const uint64_t all = w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX;
-    if (w->job->reduce.patience_ns == 0) return AQ_OK;
-    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "round", "step", (json_int_t)(w->step + 1))));
-    aq_heartbeat_phase(AQ_PHASE_REDUCE);
-    AQ_TRY(wait_for_members(w));
-    aq_heartbeat_phase(AQ_PHASE_UPDATE);
-    if (w->replicas.rounds.members == all) return AQ_OK;
-    w->replicas.rounds.without = w->step + 1;
-    aq_log("worker", AQ_LOG_WARNING, "step %" PRIu64 ": the round ends with replicas %" PRIx64 " (bits) of %u",
-           w->step + 1, w->replicas.rounds.members, w->W);
+    const bool grouped = w->replicas.group && (rounds->grouped ? rounds->grouped : all) == rounds->members;
+    if (grouped && rounds->returned == 0 && rounds->attempt == 1) return AQ_OK;
+    aq_log("worker", AQ_LOG_WARNING,
+           "step %" PRIu64 ": replicas %" PRIx64 " (bits) of %u average, attempt %u; %" PRIx64 " have returned",
+           w->step + 1, rounds->members, w->W, rounds->attempt, rounds->returned);
     return regroup(w);
+}
+
+enum aq_status aq_worker_rounds_look(void *worker)
+{
+    struct aq_worker *w = worker;
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const uint64_t now = aq_clock_ns();
+    if (now >= rounds->look_ns) {
+        rounds->look_ns = now + AQ_ROUNDS_LOOK_NS;
+        AQ_TRY(aq_worker_control_poll(w));
+    }
+    if (!rounds->broken) return AQ_AGAIN;
+    return aq_fail(AQ_ABORTED, "worker", "step %" PRIu64 ": this average ends: a replica is lost, or a link",
+                   w->step + 1);
+}
+
+static enum aq_status average_once(struct aq_worker *w, bool asks)
+{
+    struct aq_reduce asked;
+    const enum aq_status look = aq_worker_rounds_look(w);
+    if (look != AQ_AGAIN) return look;
+    AQ_TRY(group_of_members(w));
+    if (!asks) return AQ_OK;
+    AQ_TRY(aq_worker_choose(w));
+    aq_optimizer_ask_again(w->optimizer, &asked);
+    return aq_worker_group_perform(w, &asked);
+}
+
+/* Statuses of links that end, at this end or the other one: no fault of what is averaged. AQ_MISMATCH: the other end
+ * was told earlier that the attempt ends, and has closed a link that this one would have healed. */
+static bool is_of_link(enum aq_status status)
+{
+    return status == AQ_CLOSED || status == AQ_ABORTED || status == AQ_TIMEOUT || status == AQ_IO ||
+           status == AQ_REFUSED || status == AQ_MISMATCH;
+}
+
+/*
+ * After an attempt that failed: until nothing of it is lent to a link. *ended: members that no link leads to now.
+ *
+ * Of an attempt that was ended new links are halted, and are not told: the next one makes them anew, and one that the
+ * other end has not would be waited for as long as it may be made again (link.outage_max).
+ */
+static enum aq_status leave_group(struct aq_worker *w, uint64_t *ended)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const uint64_t end = aq_clock_after(w->links.silence_ns);
+    uint64_t ranks = 0, before = 0; /* whose links have ended: now, and before others were halted */
+    if (w->replicas.group) (void)aq_group_leave(w->replicas.group, &before);
+    for (;;) {
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
+        for (uint32_t v = 0; v < w->W; v++)
+            if (rounds->broken && w->replicas.peers[v] && (is_new(w, v) || rounds->lost >> v & 1))
+                aq_link_halt(w->replicas.peers[v]);
+        if (!w->replicas.group || aq_group_leave(w->replicas.group, &ranks) != AQ_AGAIN) break;
+        AQ_TRY(aq_worker_serve(w));
+        AQ_TRY(aq_worker_control_poll(w));
+        if (aq_clock_ns() > end)
+            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": parts of an average do not leave", w->step + 1);
+        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
+    }
+    const uint64_t grouped = rounds->grouped ? rounds->grouped : UINT64_MAX;
+    *ended = 0;
+    for (uint32_t v = 0, rank = 0; v < w->W; v++) {
+        const uint64_t now = rounds->broken && is_new(w, v) ? before : ranks;
+        const bool none = !w->replicas.peers[v] && !(rounds->broken && is_new(w, v));
+        if (v != w->replica && is_member(w, v) && (none || (w->replicas.group && (now >> rank & 1))))
+            *ended |= 1ull << v;
+        rank += grouped >> v & 1;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_rounds_perform(struct aq_worker *w, const struct aq_reduce *asked)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    AQ_ASSERT(!asked || (!asked->before && !asked->after)); /* they could be done only once */
+    if (asked) AQ_TRY(aq_optimizer_keep(w->optimizer));
+    while (rounds->over != w->step + 1) {
+        uint64_t ended = 0;
+        const enum aq_status status = average_once(w, asked != NULL);
+        if (status != AQ_OK && !is_of_link(status)) return status;
+        if (status != AQ_OK) AQ_TRY(leave_group(w, &ended));
+        rounds->ended = rounds->attempt;
+        AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I, s:I, s:b, s:o}", "event", "averaged", "step",
+                                                     (json_int_t)(w->step + 1), "attempt", (json_int_t)rounds->attempt,
+                                                     "whole", status == AQ_OK, "ended", aq_control_hex(ended))));
+        AQ_TRY(wait_for_launcher(w, rounds->attempt));
+        if (asked && rounds->over != w->step + 1) AQ_TRY(aq_optimizer_put_back(w->optimizer));
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_rounds_address(struct aq_worker *w, const json_t *message)
+{
+    const char *to;
+    uint32_t from;
+    AQ_TRY(aq_control_get_text(message, "address", &to));
+    AQ_TRY(aq_control_get_u32(message, "from", &from));
+    if (!w->replicas.rounds.addresses || from >= w->P * w->W || from / w->P == w->replica ||
+        !aq_job_linked(w->job, w->rank, from) || strlen(to) >= AQ_ADDRESS_TEXT_BYTES)
+        return aq_fail(AQ_PROTO, "worker", "rank %u is asked to connect to rank %u, to which it needs no link now",
+                       w->rank, from);
+    snprintf(w->replicas.rounds.addresses[from / w->P], AQ_ADDRESS_TEXT_BYTES, "%s", to);
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_rounds_enter(struct aq_worker *w, uint64_t *step)
+{
+    json_t *message;
+    aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, however long that is */
+    aq_log("worker", 1, "waits for a round's end to return to the other replicas");
+    AQ_TRY(aq_worker_await(w, "enter", AQ_NEVER, &message));
+    const enum aq_status status = aq_control_get_u64(message, "step", step);
+    json_decref(message);
+    AQ_TRY(status);
+    aq_heartbeat_phase(AQ_PHASE_WEIGHTS);
+    if (*step > 0 && *step < w->plan->steps && meet_after(w, *step)) return AQ_OK;
+    return aq_fail(AQ_PROTO, "worker", "the launcher has it return after step %" PRIu64 ", where no round ends", *step);
+}
+
+void aq_worker_rounds_close(struct aq_worker *w)
+{
+    aq_listener_close(w->replicas.rounds.listener);
+    w->replicas.rounds.listener = NULL;
 }
 
 enum aq_status aq_worker_rounds_stand_in(struct aq_worker *w)
@@ -133,36 +385,135 @@ enum aq_status aq_worker_rounds_stand_in(struct aq_worker *w)
     for (uint32_t v = 0; v < w->W; v++) {
         if (is_member(w, v)) continue;
         checkpoint.rank = v * w->P + w->position;
+        checkpoint.stands_in = true;
         AQ_TRY(aq_checkpoint_write(&checkpoint, w->step));
         AQ_TRY(aq_worker_serve(w));
     }
     return AQ_OK;
 }
 
-enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
+/* ---- reduce.steps: speed ---- */
+
+static bool goes_by_speed(const struct aq_worker *w)
+{
+    return w->W > 1 && w->job->reduce.steps == AQ_STEPS_SPEED;
+}
+
+enum aq_status aq_worker_speed_open(struct aq_worker *w)
+{
+    if (!goes_by_speed(w)) return AQ_OK;
+    return AQ_NEW(w->job->train.optimizer.outer_every, &w->replicas.speed.seconds);
+}
+
+void aq_worker_speed_close(struct aq_worker *w)
+{
+    aq_free(w->replicas.speed.seconds);
+}
+
+enum aq_status aq_worker_speed_told(struct aq_worker *w, const json_t *message, uint64_t step)
+{
+    struct aq_worker_speed *speed = &w->replicas.speed;
+    const uint64_t every = w->job->train.optimizer.outer_every, end = aq_worker_steps_end(w);
+    uint64_t steps, position, updates;
+    if (!goes_by_speed(w) || step >= end) return AQ_OK;
+    const uint64_t next = (step / every + 1) * every, length = (next < end ? next : end) - step;
+    AQ_TRY(aq_control_get_u64(message, "steps", &steps));
+    AQ_TRY(aq_control_get_u64(message, "position", &position));
+    AQ_TRY(aq_control_get_u64(message, "updates", &updates));
+    if (steps == 0 || steps > length || position > step || updates > step)
+        return aq_fail(AQ_PROTO, "worker",
+                       "the launcher names %" PRIu64 " of %" PRIu64 " steps of the round after step %" PRIu64
+                       ", %" PRIu64 " batches and %" PRIu64 " updates before",
+                       steps, length, step, position, updates);
+    speed->due = true;
+    speed->after = step;
+    speed->first = step + length - steps;
+    speed->position = position;
+    speed->updates = updates;
+    return AQ_OK;
+}
+
+void aq_worker_speed_begin(struct aq_worker *w)
+{
+    struct aq_worker_speed *speed = &w->replicas.speed;
+    if (!speed->due || w->step != speed->after) return;
+    const uint64_t jump = speed->first - w->step;
+    speed->due = false;
+    for (uint32_t i = 0; i < 2; i++) { /* the same samples as before */
+        struct aq_worker_refill *refill = &w->pipeline.refills[i];
+        if (refill->end > 0) refill->step += jump;
+        if (refill->end > 0) refill->end += jump;
+    }
+    w->step = speed->first;
+    w->data.idle = speed->first - speed->position;
+    aq_optimizer_missed(w->optimizer, speed->first - speed->updates);
+    if (jump > 0)
+        aq_log("worker", 1, "steps %" PRIu64 " to %" PRIu64 " are for faster replicas", speed->after + 1, w->step);
+}
+
+void aq_worker_speed_trained(struct aq_worker *w)
+{
+    struct aq_worker_speed *speed = &w->replicas.speed;
+    const uint64_t took = aq_clock_ns() - w->times.begin_ns, reduced = w->times.reduce_ns;
+    if (!speed->seconds || speed->count == w->job->train.optimizer.outer_every) return;
+    speed->seconds[speed->count++] = (double)(took > reduced ? took - reduced : 0) * 1e-9;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+void aq_worker_speed_report(struct aq_worker *w, json_t *line)
+{
+    struct aq_worker_speed *speed = &w->replicas.speed;
+    if (speed->count == 0) return;
+    qsort(speed->seconds, speed->count, sizeof *speed->seconds, by_size);
+    json_object_set_new(line, "step_seconds", aq_control_number(speed->seconds[speed->count / 2]));
+    speed->count = 0;
+}
+
+/* ---- the end of a round ---- */
+
+/* The launcher names the members, and takes the vote whether the run ends here. */
+static enum aq_status rounds_meet(struct aq_worker *w)
+{
+    json_t *line = json_pack("{s:s, s:I}", "event", "round", "step", (json_int_t)(w->step + 1));
+    aq_worker_speed_report(w, line);
+    AQ_TRY(aq_control_send(w->control, line));
+    return wait_for_launcher(w, 0);
+}
+
+static enum aq_status votes_exchange(struct aq_worker *worker)
 {
     uint64_t mine = worker->last ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
     if (aq_worker_mark_said(worker, worker->step)) mine |= SAYS_MARK_STEP;
+    AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
+    for (uint32_t v = 0; v < worker->W; v++) {
+        if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
+        if (all[v] & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
+{
     worker->times.squared = false;
     if (aq_worker_hears(worker, worker->step)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
-        AQ_TRY(rounds_meet(worker));
-        AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
+        AQ_TRY(worker->job->reduce.patience_ns ? rounds_meet(worker) : votes_exchange(worker));
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-        for (uint32_t v = 0; v < aq_group_size(worker->replicas.group); v++) {
-            if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
-            if (all[v] & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
-        }
     }
-    return meet_after(worker, worker->step + 1) ? aq_worker_choose(worker) : AQ_OK;
+    /* With reduce.patience it is chosen in an attempt to average. */
+    return meet_after(worker, worker->step + 1) && !worker->job->reduce.patience_ns ? aq_worker_choose(worker) : AQ_OK;
 }
 
 /* The two versions are the same at the end of a round. */
-static enum aq_status change(struct aq_worker *worker,
-                             enum aq_status (*to)(struct aq_optimizer *optimizer, float *parameters,
-                                                  struct aq_stream *stream),
-                             bool always)
+static enum aq_status
+change(struct aq_worker *worker,
+       enum aq_status (*to)(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream), bool always)
 {
     if (!always && !aq_worker_is_apart(worker) && !worker->job->train.optimizer.predict) return AQ_OK;
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});

@@ -42,7 +42,7 @@ bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
     return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0) ||
            (w->checkpoints.chosen && step == w->checkpoints.chosen) ||
-           (w->replicas.rounds.without && step == w->replicas.rounds.without);
+           (w->replicas.rounds.mark && step == w->replicas.rounds.mark);
 }
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)
@@ -111,6 +111,7 @@ static enum aq_status say_mark(struct aq_worker *w, const char *hash)
            (double)(aq_clock_ns() - w->checkpoints.begin_ns) * 1e-9);
     json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->checkpoints.step);
     if (hash) json_object_set_new(line, "sha256", json_string(hash));
+    if (w->replicas.rounds.marked) json_object_set_new(line, "weights", aq_control_hex(w->replicas.rounds.marked));
     return aq_control_send(w->control, line);
 }
 

@@ -98,11 +98,11 @@ void aq_worker_sample(const void *self, const uint64_t *id, struct aq_edge_batch
 enum aq_status aq_worker_compute(void *self, const struct aq_edge_batch *batch);
 
 /*
- * worker_device.c: shows the parts values at a cut, at one of AQ_PART_CUT_*. slot: the stage's. trains: a step learns
- * from the batch. Does nothing where there is no such cut. Errors: the parts'; then the values must not be sent.
+ * worker_device.c: shows the parts values at a cut, at one of AQ_PART_CUT_*. slot: the stage's. kind: why the batch
+ * crosses the cut. Does nothing where there is no such cut. Errors: the parts'; then the values must not be sent.
  */
 enum aq_status aq_worker_cut(struct aq_worker *worker, enum aq_part_moment moment, const struct aq_edge_batch *batch,
-                             uint32_t slot, bool trains, const struct aq_values *values);
+                             uint32_t slot, enum aq_part_samples kind, const struct aq_values *values);
 
 /*
  * worker_tied.c: a head that is the embedding's table, behind a cut. up: behind the chains of a step, the head's

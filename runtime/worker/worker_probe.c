@@ -10,17 +10,12 @@
 #include "probe_session.h"
 #include "worker.h"
 
-enum { IDLE_S = 600, TRIES = 3, CONNECT_S = 12, ACCEPT_S = 15, ADDRESS_BYTES = 320, ADDRESS_CHARS_MAX = 255 };
-
-static uint64_t after_s(uint64_t seconds)
-{
-    return aq_clock_after(seconds * 1000000000u);
-}
+enum { IDLE_S = 600, TRIES = 3, CONNECT_S = 12, ACCEPT_S = 15, ADDRESS_CHARS_MAX = 255 };
 
 /* A rank is asked nothing while all other pairs are measured, each as often and long as can be (launcher_probe.c). */
 static uint64_t idle_end(const struct aq_job *job)
 {
-    return after_s(IDLE_S + (uint64_t)aq_job_links(job) * TRIES * AQ_PROBE_PAIR_S);
+    return aq_worker_after_s(IDLE_S + (uint64_t)aq_job_links(job) * TRIES * AQ_PROBE_PAIR_S);
 }
 
 /* What the launcher asks. */
@@ -39,8 +34,8 @@ static enum aq_status read_asked(const struct aq_worker *w, const json_t *messag
                        out->peer);
     const size_t length = strlen(out->address);
     for (size_t i = 0; i < length; i++)
-        if (out->address[i] <= ' ' || out->address[i] > '~' || strchr("?&", out->address[i]) ||
-            length > ADDRESS_CHARS_MAX)
+        if (out->address[i] <= ' ' || out->address[i] > '~' || out->address[i] == '&' ||
+            (out->address[i] == '?' && !aq_job_relayed(w->job, w->rank, out->peer)) || length > ADDRESS_CHARS_MAX)
             return aq_fail(AQ_PROTO, "worker", "rank %u is asked to connect without an address", w->rank);
     return AQ_OK;
 }
@@ -59,13 +54,16 @@ static enum aq_status open_link(struct aq_worker *w, struct aq_listener *listene
                                 struct aq_link **out)
 {
     const struct aq_link_config config = config_to(w, asked->peer);
-    char address[ADDRESS_BYTES], segment[32] = "", peer[32] = "";
-    if (aq_worker_listens_for(w, asked->peer)) return aq_link_accept(listener, &config, after_s(ACCEPT_S), out);
-    if (asked->segment) snprintf(segment, sizeof segment, "%csegment=%u", w->links.tls ? '&' : '?', asked->segment);
-    if (w->links.tls) snprintf(peer, sizeof peer, "?peer=%u", asked->peer);
-    const char *scheme = aq_job_link_scheme(w->job, w->links.tls != NULL);
-    snprintf(address, sizeof address, "%s%s%s%s", scheme, asked->address, peer, segment);
-    return aq_link_connect(w->links.net, address, &config, after_s(CONNECT_S), out);
+    struct aq_text address = {0};
+    if (aq_worker_listens_for(w, asked->peer))
+        return aq_link_accept(listener, &config, aq_worker_after_s(ACCEPT_S), out);
+    aq_worker_address(w, asked->address, asked->peer, &address);
+    if (asked->segment)
+        aq_text_add(&address, "%csegment=%u", strchr(aq_text_of(&address), '?') ? '&' : '?', asked->segment);
+    const enum aq_status status =
+        aq_link_connect(w->links.net, aq_text_of(&address), &config, aq_worker_after_s(CONNECT_S), out);
+    aq_text_deinit(&address);
+    return status;
 }
 
 /* One pair: whatever comes of it is a line for the launcher. */

@@ -66,30 +66,49 @@ static bool vote_is_piggybacked(const struct aq_worker *worker)
            worker->job->train.optimizer.low_rank == 0 && aq_optimizer_averages(worker->optimizer, worker->step + 1);
 }
 
+/* To other replicas. No group: a replica that sends nothing to other machines, or has not met the others. */
+static uint64_t sent_bytes(const struct aq_worker *worker)
+{
+    struct aq_group_stats stats = {0};
+    if (worker->replicas.reducer.sends) aq_group_stats(worker->replicas.reducer.sends, &stats);
+    return worker->replicas.ended_sent_bytes + stats.sent_bytes;
+}
+
+/* reduce.patience: a stage that trains nothing averages nothing, and the others wait for its word. */
+static enum aq_status rounds_close(struct aq_worker *worker)
+{
+    const struct aq_worker_members *rounds = &worker->replicas.rounds;
+    if (rounds->step != worker->step + 1 || rounds->over == worker->step + 1) return AQ_OK;
+    const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
+    aq_heartbeat_phase(AQ_PHASE_REDUCE);
+    AQ_TRY(aq_worker_rounds_perform(worker, NULL));
+    aq_heartbeat_phase(AQ_PHASE_UPDATE);
+    worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
+    aq_trace_add(worker->trace, "compute", "reduce", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_rounds(struct aq_worker *worker)
 {
     struct aq_reduce asked;
     AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     while (asked.kind != AQ_REDUCE_NONE) {
-        const struct aq_group *group = worker->replicas.reducer.sends;
-        struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
+        const uint64_t sent = sent_bytes(worker);
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         aq_worker_use(worker, worker->step);
-        if (group) aq_group_stats(group, &before);
         aq_heartbeat_phase(AQ_PHASE_REDUCE);
         AQ_TRY(worker->replicas.reducer.perform(worker, &asked));
         aq_heartbeat_phase(AQ_PHASE_UPDATE);
         const bool first = worker->replicas.vote_pending;
         AQ_TRY(vote_receive(worker));
-        if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
-        worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
+        worker->times.reduce_bytes += sent_bytes(worker) - sent;
         aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
         if (first && worker->times.skipped) return AQ_OK; /* it was void: nothing is left to do */
         AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     }
-    return AQ_OK;
+    return rounds_close(worker);
 }
 
 static enum aq_status group_reduce(struct aq_worker *worker)
@@ -171,10 +190,10 @@ enum aq_status aq_worker_reducer_open(struct aq_worker *worker)
     if (worker->W == 1)
         *reducer = (struct aq_worker_reducer){.reduce = server ? server_reduce : none_reduce};
     else
-        *reducer =
-            (struct aq_worker_reducer){.reduce = aq_worker_is_local(worker) ? aq_worker_local_reduce : group_reduce,
-                                       .perform = aq_worker_group_perform,
-                                       .sends = worker->replicas.group};
+        *reducer = (struct aq_worker_reducer){
+            .reduce = aq_worker_is_local(worker) ? aq_worker_local_reduce : group_reduce,
+            .perform = worker->job->reduce.patience_ns ? aq_worker_rounds_perform : aq_worker_group_perform,
+            .sends = worker->replicas.group};
     return AQ_OK;
 }
 

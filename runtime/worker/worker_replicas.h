@@ -12,11 +12,11 @@
 
 #include "aqsgd/grad.h"
 #include "aqsgd/grad_choice.h"
-#include "plan.h"
 #include "reduce_measure.h"
 
-struct aq_link;       /* net/link.h */
-struct aq_worker;     /* worker.h */
+struct aq_link; /* net/link.h */
+struct aq_listener;
+struct aq_worker; /* worker.h */
 struct aq_worker_times;
 
 /* reduce.codec: auto (worker_choose.c). */
@@ -44,11 +44,36 @@ struct aq_worker_reducer {
     struct aq_group *alike; /* whose weights are always the same; NULL: none are */
 };
 
+enum { AQ_ADDRESS_TEXT_BYTES = 256 };
+
 /* reduce.patience: who averages at a round's end (worker_local.c). */
 struct aq_worker_members {
-    uint64_t step;    /* of the newest round whose members the launcher has named                 */
-    uint64_t members; /* of it: a bit for each replica                                            */
-    uint64_t without; /* step of the round that ended without some replica; 0: none has           */
+    uint64_t step;     /* of the newest round whose members the launcher has named                 */
+    uint32_t attempt;  /* to average it, from 1                                                    */
+    uint32_t ended;    /* the newest attempt that this rank has ended, and has reported            */
+    bool broken;       /* the launcher has ended this attempt: a member is lost                    */
+    uint64_t lost;     /* then: those that are; a bit for each replica                             */
+    uint64_t over;     /* step of the newest round of which all have the mean                      */
+    uint64_t look_ns;  /* when the control channel is looked at again during a collective          */
+    uint64_t digest;   /* of the weights that the next checkpoint gets: all replicas' are the same */
+    uint64_t marked;   /* of those in the checkpoint under way                                     */
+    uint64_t members;  /* of it: a bit for each replica                                            */
+    uint64_t returned; /* of them those that were no members of the round before                   */
+    uint64_t without;  /* step of the round that ended without some replica; 0: none has           */
+    uint64_t mark;     /* step after which the launcher asks for a checkpoint; 0: none             */
+    uint64_t grouped;  /* replicas that the group has                                              */
+    bool returns;      /* this replica was lost, and has not met the others yet: it has no group   */
+    struct aq_listener *listener;             /* then: where they connect */
+    char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */
+};
+
+/* reduce.steps: speed (worker_local.c). */
+struct aq_worker_speed {
+    bool due;                   /* a round was named that has not begun */
+    uint64_t after, first;      /* it follows this step; this replica's steps of it follow that one */
+    uint64_t position, updates; /* batches trained before, and updates that the moments have had */
+    double *seconds;            /* [reduce.every]: of the steps since the last round's end; NULL: equal */
+    uint32_t count;             /* of them */
 };
 
 /* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */
@@ -62,7 +87,9 @@ struct aq_worker_replicas {
     struct aq_machine_groups *machine; /* of that reducer */
     struct aq_worker_choice choice;
     struct aq_worker_members rounds;
-    bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
+    struct aq_worker_speed speed;
+    uint64_t ended_sent_bytes; /* of groups that were closed */
+    bool resharded;            /* from a checkpoint of another count of replicas: caches start empty */
 };
 
 /* worker_group.c: open the group; its links are connected. With one replica nothing. meanwhile: aq_group_config. */
@@ -104,12 +131,43 @@ enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
 
 /*
- * worker_local.c: reduce.patience, else nothing. told: the launcher's `members`, for which REDUCE waits; AQ_PROTO: not
- * of the round that this rank is at the end of, or without this replica. stand_in: a snapshot is about to be taken of
- * the weights as they are: the first member's ranks write the files of the missing ones.
+ * worker_local.c: reduce.patience, else nothing. told: the launcher's `members`, for which REDUCE waits, `averaged` and
+ * `break`; AQ_PROTO: not of the round that this rank is at the end of, without this replica, or out of order. stand_in:
+ * a snapshot is about to be taken of the weights as they are: the first member's ranks write the files of the missing
+ * ones.
  */
 enum aq_status aq_worker_rounds_told(struct aq_worker *worker, const json_t *message);
 enum aq_status aq_worker_rounds_stand_in(struct aq_worker *worker);
+
+/*
+ * worker_local.c: reduce.patience. perform: STEP's part of a round's end, a reducer's `perform`: when it returns AQ_OK,
+ * what was asked for is done over the members, and all their ranks have theirs. asked NULL: this stage has nothing to
+ * average. look: for whoever waits in a collective; AQ_AGAIN, or AQ_ABORTED: it is to end.
+ */
+enum aq_status aq_worker_rounds_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+enum aq_status aq_worker_rounds_look(void *worker);
+#define AQ_ROUNDS_LOOK_NS (2ull * 1000 * 1000)
+
+/*
+ * worker_local.c: reduce.steps: speed, else nothing. told: the launcher's message at the round's end after `step`; its
+ * share of the next one: AQ_PROTO: none is named, or none that can be. begin: that round begins; worker->step becomes
+ * the number of its first step here. trained: a step has ended. report: adds the time of steps to a round's end.
+ */
+enum aq_status aq_worker_speed_open(struct aq_worker *worker);
+void aq_worker_speed_close(struct aq_worker *worker);
+enum aq_status aq_worker_speed_told(struct aq_worker *worker, const json_t *message, uint64_t step);
+void aq_worker_speed_begin(struct aq_worker *worker);
+void aq_worker_speed_trained(struct aq_worker *worker);
+void aq_worker_speed_report(struct aq_worker *worker, json_t *line);
+
+/*
+ * worker_local.c: a replica that was lost returns. enter: wait for the step whose checkpoint it starts from. address:
+ * the launcher's `connect` of another replica, which listens there at its first round's end; AQ_PROTO: of none. close:
+ * what is left of a return.
+ */
+enum aq_status aq_worker_rounds_enter(struct aq_worker *worker, uint64_t *step);
+enum aq_status aq_worker_rounds_address(struct aq_worker *worker, const json_t *message);
+void aq_worker_rounds_close(struct aq_worker *worker);
 
 /* worker_group.c: a group over these links to `size` ranks, of which this one is `rank`. meanwhile: aq_group_config. */
 enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,

@@ -63,10 +63,10 @@ static void add_packing(struct aq_worker *worker, json_t *line)
 {
     struct aq_worker_packing *p = &worker->links.packing;
     struct aq_link_stats in = {0}, out = {0};
-    struct aq_link_bytes gradient = {0};
+    struct aq_link_bytes gradient = worker->links.ended_gradient;
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &in);
     if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &out);
-    uint64_t ns = in.packing_ns + out.packing_ns;
+    uint64_t ns = in.packing_ns + out.packing_ns + worker->links.ended_packing_ns;
     struct aq_link_bytes *forward = &out.sent_kinds[AQ_FRAME_FORWARD - 16],
                          *backward = &in.sent_kinds[AQ_FRAME_BACKWARD - 16];
     if (worker->pipeline.out) add_carried(forward, aq_edge_carried_bytes(worker->pipeline.out));
@@ -205,7 +205,7 @@ enum aq_status aq_worker_report_done(struct aq_worker *worker)
     struct aq_link_stats in = {0}, out = {0};
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &in);
     if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &out);
-    uint64_t wire_bytes = in.sent_wire_bytes + out.sent_wire_bytes;
+    uint64_t wire_bytes = in.sent_wire_bytes + out.sent_wire_bytes + worker->links.ended_wire_bytes;
     for (uint32_t v = 0; worker->replicas.peers && v < worker->W; v++) {
         if (!worker->replicas.peers[v]) continue;
         aq_link_stats(worker->replicas.peers[v], &in);

@@ -125,6 +125,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_SNAPSHOT, &args));
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
     w->checkpoints.step = w->step;
+    w->replicas.rounds.marked = w->replicas.rounds.digest;
     if (w->checkpoints.chosen <= w->step) w->checkpoints.chosen = 0;
     w->checkpoints.begin_ns = begin;
     w->checkpoints.state = AQ_MARK_WRITING;

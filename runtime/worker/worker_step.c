@@ -49,7 +49,8 @@ static enum aq_status parts_execute(struct aq_worker *worker, const struct aq_pa
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
     const uint64_t each = worker->plan->steps_per_epoch, last = aq_worker_steps_end(worker);
-    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->steps.shift; /* orders of two */
+    const uint64_t ahead = worker->steps.shift - worker->data.idle;   /* the sampler's step less the run's */
+    const uint64_t kept = ((step + ahead) / each + 2) * each - ahead; /* orders of two */
     const uint64_t end = kept < last ? kept : last;
     for (uint32_t count; (count = aq_rank_data_micro_batches(&worker->data, step)) <= micro_batch; micro_batch -= count)
         if (++step >= end) return AQ_OK;

@@ -189,16 +189,17 @@ static enum aq_status pass(struct aq_worker *w, struct aq_edge *from, struct aq_
     uint64_t *words = &w->pipeline.tied.words;
     if (w->pipeline.tied.local) return pass_locally(w, !from, passage);
     if (!w->pipeline.tied.ready) {
-        if (from) AQ_TRY(aq_edge_receive_tied(from, w->step, words));
-        if (to) AQ_TRY(aq_edge_hold_tied(to));
-        if (!from) AQ_TRY(passage->take(w, aq_edge_tied(to), words));
-        if (!to) AQ_TRY(passage->put(w, aq_edge_tied(from), *words));
-        if (from && to) memcpy(aq_edge_tied(to), aq_edge_tied(from), *words * sizeof(float));
-        if (from) aq_edge_release_tied(from);
+        if (from) AQ_TRY(aq_edge_whole_receive(from, AQ_EDGE_TIED, w->step, words));
+        if (to) AQ_TRY(aq_edge_whole_hold(to, AQ_EDGE_TIED));
+        if (!from) AQ_TRY(passage->take(w, aq_edge_whole(to, AQ_EDGE_TIED), words));
+        if (!to) AQ_TRY(passage->put(w, aq_edge_whole(from, AQ_EDGE_TIED), *words));
+        if (from && to)
+            memcpy(aq_edge_whole(to, AQ_EDGE_TIED), aq_edge_whole(from, AQ_EDGE_TIED), *words * sizeof(float));
+        if (from) aq_edge_whole_release(from, AQ_EDGE_TIED);
         w->pipeline.tied.ready = true;
     }
     if (to) {
-        AQ_TRY(aq_edge_send_tied(to, w->step, *words));
+        AQ_TRY(aq_edge_whole_send(to, AQ_EDGE_TIED, w->step, *words));
         w->times.tied_bytes += *words * sizeof(float);
     }
     w->pipeline.tied.ready = false;
@@ -264,7 +265,7 @@ static enum aq_status hear_asked(struct aq_worker *w)
 static enum aq_status follow_some(struct aq_worker *w, uint32_t *part)
 {
     if (w->pipeline.tied.local) return values_down(w);
-    static enum aq_status (*const parts[])(struct aq_worker *w) = {ask_values, hear_asked, values_down};
+    static enum aq_status (*const parts[])(struct aq_worker * w) = {ask_values, hear_asked, values_down};
     for (; *part < sizeof parts / sizeof *parts; ++*part)
         AQ_TRY(parts[*part](w));
     return AQ_OK;

@@ -152,12 +152,11 @@ static bool is_space(char c)
 static enum aq_status match(const char *pattern, size_t length, const char *text, size_t bytes, size_t *last,
                             size_t *open)
 {
-    void *memory;
     size_t k = 0;
     *last = *open = 0;
     if (length == 0) return AQ_OK;
-    AQ_TRY(aq_alloc(length * sizeof(size_t), &memory));
-    size_t *back = memory; /* of i: the longest beginning that ends pattern[0, i] and is not all of it */
+    size_t *back; /* of i: the longest beginning that ends pattern[0, i] and is not all of it */
+    AQ_TRY(AQ_NEW(length, &back));
     for (size_t i = 1; i < length; i++) {
         while (k > 0 && pattern[i] != pattern[k])
             k = back[k - 1];
@@ -173,7 +172,7 @@ static enum aq_status match(const char *pattern, size_t length, const char *text
         if (k == length) *last = i + 1;
     }
     *open = k;
-    aq_free(memory);
+    aq_free(back);
     return AQ_OK;
 }
 
@@ -284,13 +283,11 @@ static enum aq_status answers_by_comparing(struct conversation *c, struct aq_cha
     const json_t *messages = json_object_get(c->line, "messages");
     const size_t count = json_array_size(messages);
     uint32_t answers = 0;
-    void *memory;
     for (size_t i = 0; i < count; i++)
         answers += is_answer(json_array_get(messages, i));
     if (answers == 0) return fail(c, AQ_INVAL, "the conversation has no answer (a message of role \"assistant\")");
     AQ_TRY(render(c, count, false, false, out));
-    AQ_TRY(aq_alloc(answers * sizeof *out->answers, &memory));
-    out->answers = memory;
+    AQ_TRY(AQ_NEW(answers, &out->answers));
     for (size_t i = 0; i < count; i++) {
         struct aq_chat_range range;
         if (!is_answer(json_array_get(messages, i))) continue;

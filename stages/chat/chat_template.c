@@ -88,9 +88,8 @@ static void take_tokens(json_t *variables, const json_t *config)
 static enum aq_status make(const char *text, size_t bytes, const char *called, json_t *variables,
                            struct aq_chat_template **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof **out, &memory));
-    struct aq_chat_template *made = memory;
+    struct aq_chat_template *made;
+    AQ_TRY(AQ_NEW(1, &made));
     const enum aq_status status = jinja_compile(text, bytes, called, &made->program);
     if (status != AQ_OK) {
         aq_free(made);
@@ -126,10 +125,8 @@ struct source {
 
 static enum aq_status source_take(const json_t *text, struct source *out)
 {
-    void *memory;
     out->bytes = json_string_length(text);
-    AQ_TRY(aq_alloc(out->bytes + 1, &memory));
-    out->text = memory;
+    AQ_TRY(AQ_NEW(out->bytes + 1, &out->text));
     memcpy(out->text, json_string_value(text), out->bytes);
     return AQ_OK;
 }
@@ -236,11 +233,6 @@ void aq_chat_close(struct aq_chat_template *template_)
     jinja_program_free(template_->program);
     json_decref(template_->variables);
     aq_free(template_);
-}
-
-bool aq_chat_marks_answers(const struct aq_chat_template *template_)
-{
-    return template_->program->generation;
 }
 
 const char *aq_chat_variable(const struct aq_chat_template *template_, const char *name)

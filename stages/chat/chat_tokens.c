@@ -105,10 +105,8 @@ static enum aq_status mark_by_parts(const struct aq_tokenizer *tokenizer, const 
 static enum aq_status tokenize(const struct aq_tokenizer *tokenizer, const struct aq_chat_text *text,
                                struct aq_chat_tokens *out)
 {
-    void *memory;
     AQ_TRY(aq_tokenizer_encode(tokenizer, text->text, text->bytes, &out->tokens, &out->count));
-    AQ_TRY(aq_alloc(out->count, &memory));
-    out->answer = memory;
+    AQ_TRY(AQ_NEW(out->count, &out->answer));
     return mark_by_bytes(tokenizer, text, out) ? AQ_OK : mark_by_parts(tokenizer, text, out);
 }
 

@@ -302,10 +302,16 @@ enum aq_status jinja_fail(const struct jinja_run *run, enum aq_status status, co
 
 /* Arguments of a call: positional first. */
 struct jinja_args {
+    const char *name; /* of the filter or method that is called, and which of several that are one function: */
+    int how;
     uint32_t count, named;
     uint32_t names[JINJA_ARGS_MAX]; /* of the named ones: values[count + i] */
     struct jinja_value values[JINJA_ARGS_MAX];
 };
+
+/* Parameters of a filter, a method or a function: of the value `of`, with `args`, to `out`. */
+#define JINJA_CALL(of)                                                                                                 \
+    struct jinja_run *run, struct jinja_value of, const struct jinja_args *args, struct jinja_value *out
 
 enum aq_status jinja_eval(struct jinja_run *run, uint32_t node, struct jinja_value *out);
 enum aq_status jinja_eval_args(struct jinja_run *run, uint32_t first, struct jinja_args *out);
@@ -386,6 +392,14 @@ enum aq_status jinja_length(struct jinja_run *run, struct jinja_value value, int
 /* str() of Python: a string as it is. */
 enum aq_status jinja_text(struct jinja_run *run, struct jinja_value value, struct jinja_value *out);
 const char *jinja_kind_text(struct jinja_value value); /* "str", "int": as Python calls it */
+/* Fails with the name of the undefined value. */
+enum aq_status jinja_fail_undefined(const struct jinja_run *run, struct jinja_value v);
+/* AQ_INVAL: `what` got no string. */
+enum aq_status jinja_want_text(const struct jinja_run *run, struct jinja_value v, const char *what);
+static inline bool jinja_is_number(struct jinja_value v)
+{
+    return v.kind == JINJA_BOOL || v.kind == JINJA_INT || v.kind == JINJA_FLOAT;
+}
 
 struct jinja_json_style {
     bool ascii, sort;
@@ -417,5 +431,10 @@ enum aq_status jinja_replace(struct jinja_run *run, struct jinja_value text, str
 enum aq_status jinja_escape(struct jinja_run *run, struct jinja_value text, struct jinja_value *out); /* & < > ' " */
 /* The lines of a text, without their ends: str.splitlines. */
 enum aq_status jinja_lines(struct jinja_run *run, struct jinja_value text, bool keep, struct jinja_value *out);
+
+static inline const struct jinja_node *jinja_node_at(const struct jinja_run *run, uint32_t node)
+{
+    return &run->program->nodes[node];
+}
 
 #endif

@@ -9,22 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct jinja_node *node_at(const struct jinja_run *run, uint32_t node)
-{
-    return &run->program->nodes[node];
-}
-
-static enum aq_status fail_undefined(const struct jinja_run *run, struct jinja_value v)
-{
-    return jinja_fail(run, AQ_INVAL, "'%.*s' is undefined", v.bytes < 80 ? (int)v.bytes : 80, v.text);
-}
-
 /* ---- arithmetic ---- */
-
-static bool is_number(struct jinja_value v)
-{
-    return v.kind == JINJA_BOOL || v.kind == JINJA_INT || v.kind == JINJA_FLOAT;
-}
 
 static double real(struct jinja_value v)
 {
@@ -138,9 +123,9 @@ enum aq_status jinja_binary(struct jinja_run *run, uint8_t op, struct jinja_valu
                             struct jinja_value *out)
 {
     static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "**"};
-    if (a.kind == JINJA_UNDEFINED) return fail_undefined(run, a);
-    if (b.kind == JINJA_UNDEFINED) return fail_undefined(run, b);
-    if (is_number(a) && is_number(b)) return numbers(run, op, a, b, out);
+    if (a.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
+    if (b.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, b);
+    if (jinja_is_number(a) && jinja_is_number(b)) return numbers(run, op, a, b, out);
     if (op == JINJA_T_ADD && a.kind == JINJA_STRING && b.kind == JINJA_STRING) return jinja_join(run, a, b, out);
     if (op == JINJA_T_ADD && is_sequence(a) && is_sequence(b) && a.kind == b.kind && a.form == b.form) {
         AQ_TRY(jinja_list(run, a.form, a.list->count + b.list->count, out));
@@ -161,8 +146,8 @@ enum aq_status jinja_binary(struct jinja_run *run, uint8_t op, struct jinja_valu
 
 static enum aq_status sign(struct jinja_run *run, bool negative, struct jinja_value v, struct jinja_value *out)
 {
-    if (v.kind == JINJA_UNDEFINED) return fail_undefined(run, v);
-    if (!is_number(v)) return jinja_fail(run, AQ_INVAL, "a %s has no sign", jinja_kind_text(v));
+    if (v.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, v);
+    if (!jinja_is_number(v)) return jinja_fail(run, AQ_INVAL, "a %s has no sign", jinja_kind_text(v));
     if (v.kind == JINJA_FLOAT) {
         *out = from_real(negative ? -v.real : v.real);
         return AQ_OK;
@@ -192,7 +177,7 @@ enum aq_status jinja_attribute(struct jinja_run *run, struct jinja_value object,
     struct jinja_value *member;
     switch (object.kind) {
     case JINJA_UNDEFINED:
-        return fail_undefined(run, object);
+        return jinja_fail_undefined(run, object);
     case JINJA_LOOP:
         return jinja_loop_attribute(run, object.loop, name, bytes, out);
     case JINJA_STRING:
@@ -219,7 +204,7 @@ enum aq_status jinja_item(struct jinja_run *run, struct jinja_value object, stru
     struct jinja_value *member;
     int64_t length;
     *out = index.kind == JINJA_STRING ? jinja_undefined(index.text, index.bytes) : jinja_undefined("item", 4);
-    if (object.kind == JINJA_UNDEFINED) return fail_undefined(run, object);
+    if (object.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, object);
     if (object.kind == JINJA_DICT) {
         AQ_TRY(jinja_dict_find(run, object.dict, index, &member));
         if (member) {
@@ -264,7 +249,7 @@ enum aq_status jinja_slice(struct jinja_run *run, struct jinja_value object, con
                            struct jinja_value *out)
 {
     int64_t length, from, to, step = 1;
-    if (object.kind == JINJA_UNDEFINED) return fail_undefined(run, object);
+    if (object.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, object);
     if (object.kind == JINJA_LIST && object.form > JINJA_FORM_TUPLE)
         return jinja_fail(run, AQ_INVAL, "a %s has no slices: use \"| list\"", jinja_kind_text(object));
     if (!is_sequence(object)) {
@@ -322,8 +307,8 @@ static struct jinja_value look_up(const struct jinja_run *run, uint32_t number)
 enum aq_status jinja_eval_args(struct jinja_run *run, uint32_t first, struct jinja_args *out)
 {
     out->count = out->named = 0;
-    for (uint32_t node = first; node; node = node_at(run, node)->next) {
-        const struct jinja_node *argument = node_at(run, node);
+    for (uint32_t node = first; node; node = jinja_node_at(run, node)->next) {
+        const struct jinja_node *argument = jinja_node_at(run, node);
         const bool named = argument->kind == JINJA_N_KEYWORD;
         AQ_ASSERT(out->count + out->named < JINJA_ARGS_MAX); /* the parser's bound */
         AQ_TRY(jinja_eval(run, named ? argument->child[0] : node, &out->values[out->count + out->named]));
@@ -364,8 +349,8 @@ static enum aq_status compare(struct jinja_run *run, uint8_t op, struct jinja_va
         *out = *out == (op == JINJA_T_IN);
         return AQ_OK;
     }
-    if (a.kind == JINJA_UNDEFINED) return fail_undefined(run, a);
-    if (b.kind == JINJA_UNDEFINED) return fail_undefined(run, b);
+    if (a.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
+    if (b.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, b);
     AQ_TRY(jinja_order(run, a, b, &order));
     *out = op == JINJA_T_LT ? order < 0 : op == JINJA_T_LE ? order <= 0 : op == JINJA_T_GT ? order > 0 : order >= 0;
     return AQ_OK;
@@ -377,10 +362,10 @@ static enum aq_status eval_compare(struct jinja_run *run, const struct jinja_nod
     struct jinja_value left, right;
     bool holds = true;
     AQ_TRY(jinja_eval(run, node->child[0], &left));
-    for (uint32_t operand = node->child[1]; operand && holds; operand = node_at(run, operand)->next) {
-        AQ_TRY(jinja_eval(run, node_at(run, operand)->child[0], &right));
-        run->at = node_at(run, operand)->at;
-        AQ_TRY(compare(run, node_at(run, operand)->op, left, right, &holds));
+    for (uint32_t operand = node->child[1]; operand && holds; operand = jinja_node_at(run, operand)->next) {
+        AQ_TRY(jinja_eval(run, jinja_node_at(run, operand)->child[0], &right));
+        run->at = jinja_node_at(run, operand)->at;
+        AQ_TRY(compare(run, jinja_node_at(run, operand)->op, left, right, &holds));
         left = right;
     }
     *out = jinja_bool(holds);
@@ -393,17 +378,17 @@ static enum aq_status eval_items(struct jinja_run *run, const struct jinja_node 
     const uint32_t first = node->child[0];
     if (node->kind == JINJA_N_DICT) {
         AQ_TRY(jinja_dict(run, JINJA_DICT, out));
-        for (uint32_t pair = first; pair; pair = node_at(run, pair)->next) {
-            AQ_TRY(jinja_eval(run, node_at(run, pair)->child[0], &key));
-            AQ_TRY(jinja_eval(run, node_at(run, pair)->child[1], &value));
-            run->at = node_at(run, pair)->at;
+        for (uint32_t pair = first; pair; pair = jinja_node_at(run, pair)->next) {
+            AQ_TRY(jinja_eval(run, jinja_node_at(run, pair)->child[0], &key));
+            AQ_TRY(jinja_eval(run, jinja_node_at(run, pair)->child[1], &value));
+            run->at = jinja_node_at(run, pair)->at;
             AQ_TRY(jinja_dict_set(run, out->dict, key, value));
         }
         return AQ_OK;
     }
     if (node->kind == JINJA_N_CONCAT) {
         *out = jinja_borrow("", 0);
-        for (uint32_t operand = first; operand; operand = node_at(run, operand)->next) {
+        for (uint32_t operand = first; operand; operand = jinja_node_at(run, operand)->next) {
             AQ_TRY(jinja_eval(run, operand, &value));
             run->at = node->at;
             AQ_TRY(jinja_text(run, value, &value));
@@ -413,7 +398,7 @@ static enum aq_status eval_items(struct jinja_run *run, const struct jinja_node 
         return AQ_OK;
     }
     AQ_TRY(jinja_list(run, node->kind == JINJA_N_TUPLE ? JINJA_FORM_TUPLE : JINJA_FORM_LIST, 0, out));
-    for (uint32_t item = first; item; item = node_at(run, item)->next) {
+    for (uint32_t item = first; item; item = jinja_node_at(run, item)->next) {
         AQ_TRY(jinja_eval(run, item, &value));
         AQ_TRY(jinja_list_add(run, out->list, value));
     }
@@ -422,7 +407,7 @@ static enum aq_status eval_items(struct jinja_run *run, const struct jinja_node 
 
 static enum aq_status eval_item(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out)
 {
-    const struct jinja_node *index = node_at(run, node->child[1]);
+    const struct jinja_node *index = jinja_node_at(run, node->child[1]);
     struct jinja_value object, parts[3] = {{0}};
     AQ_TRY(jinja_eval(run, node->child[0], &object));
     if (index->kind != JINJA_N_SLICE) {
@@ -459,7 +444,7 @@ static enum aq_status eval_logic(struct jinja_run *run, const struct jinja_node 
 
 static enum aq_status eval(struct jinja_run *run, uint32_t number, struct jinja_value *out)
 {
-    const struct jinja_node *node = node_at(run, number);
+    const struct jinja_node *node = jinja_node_at(run, number);
     struct jinja_value left, right;
     run->at = node->at;
     switch (node->kind) {

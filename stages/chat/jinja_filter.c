@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum aq_status filter_run(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                  struct jinja_value *out);
+typedef enum aq_status filter_run(JINJA_CALL(in));
 
 static bool given(struct jinja_value v)
 {
@@ -27,70 +26,36 @@ static enum aq_status none(struct jinja_run *run, const struct jinja_args *args,
     return jinja_bind(run, args, what, "", 0, NULL);
 }
 
-static enum aq_status want_text(struct jinja_run *run, struct jinja_value v, const char *what)
-{
-    if (v.kind == JINJA_STRING) return AQ_OK;
-    return jinja_fail(run, AQ_INVAL, "%s needs a str, not a %s", what, jinja_kind_text(v));
-}
-
 /* ---- text ---- */
 
-static enum aq_status cased(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            enum jinja_case how, struct jinja_value *out)
+static enum aq_status cased(JINJA_CALL(in))
 {
     struct jinja_value text;
     AQ_TRY(none(run, args, "the filter"));
     AQ_TRY(jinja_text(run, in, &text));
-    AQ_TRY(jinja_case(run, text, how, out));
+    AQ_TRY(jinja_case(run, text, (enum jinja_case)args->how, out));
     out->form = text.form;
     return AQ_OK;
 }
 
-static enum aq_status f_upper(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    return cased(run, in, args, JINJA_UPPER, out);
-}
-
-static enum aq_status f_lower(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    return cased(run, in, args, JINJA_LOWER, out);
-}
-
-static enum aq_status f_title(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    return cased(run, in, args, JINJA_TITLE_WORDS, out);
-}
-
-static enum aq_status f_capitalize(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                   struct jinja_value *out)
-{
-    return cased(run, in, args, JINJA_CAPITALIZE, out);
-}
-
-static enum aq_status f_trim(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_trim(JINJA_CALL(in))
 {
     struct jinja_value text, of[1];
     AQ_TRY(jinja_bind(run, args, "trim", "chars", 0, of));
     AQ_TRY(jinja_text(run, in, &text));
-    if (given(of[0]) && of[0].kind != JINJA_NONE) AQ_TRY(want_text(run, of[0], "trim"));
+    if (given(of[0]) && of[0].kind != JINJA_NONE) AQ_TRY(jinja_want_text(run, of[0], "trim"));
     AQ_TRY(jinja_charge(run, (uint64_t)text.bytes * (given(of[0]) ? of[0].bytes + 1 : 1)));
     *out = jinja_strip(text, of[0], true, true);
     return AQ_OK;
 }
 
-static enum aq_status f_string(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_string(JINJA_CALL(in))
 {
     AQ_TRY(none(run, args, "string"));
     return jinja_text(run, in, out);
 }
 
-static enum aq_status f_safe(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_safe(JINJA_CALL(in))
 {
     AQ_TRY(none(run, args, "safe"));
     AQ_TRY(jinja_text(run, in, out));
@@ -98,16 +63,14 @@ static enum aq_status f_safe(struct jinja_run *run, struct jinja_value in, const
     return AQ_OK;
 }
 
-static enum aq_status f_escape(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_escape(JINJA_CALL(in))
 {
     AQ_TRY(none(run, args, "escape"));
     AQ_TRY(jinja_text(run, in, out));
     return out->form ? AQ_OK : jinja_escape(run, *out, out);
 }
 
-static enum aq_status f_replace(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                struct jinja_value *out)
+static enum aq_status f_replace(JINJA_CALL(in))
 {
     struct jinja_value text, of[3];
     int64_t count = -1;
@@ -122,8 +85,7 @@ static enum aq_status f_replace(struct jinja_run *run, struct jinja_value in, co
     return jinja_replace(run, text, of[0], of[1], count, out);
 }
 
-static enum aq_status f_indent(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_indent(JINJA_CALL(in))
 {
     struct jinja_value text, lines, of[3], width = jinja_borrow("    ", 4);
     const struct jinja_value newline = jinja_borrow("\n", 1);
@@ -148,8 +110,7 @@ static enum aq_status f_indent(struct jinja_run *run, struct jinja_value in, con
     return AQ_OK;
 }
 
-static enum aq_status f_tojson(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_tojson(JINJA_CALL(in))
 {
     struct jinja_value of[4];
     AQ_TRY(jinja_bind(run, args, "tojson", "ensure_ascii indent separators sort_keys", 0, of));
@@ -205,8 +166,7 @@ static bool to_real(struct jinja_value in, double *out)
     return true;
 }
 
-static enum aq_status f_int(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
+static enum aq_status f_int(JINJA_CALL(in))
 {
     struct jinja_value of[2];
     char text[128], *end;
@@ -235,8 +195,7 @@ static enum aq_status f_int(struct jinja_run *run, struct jinja_value in, const 
     return AQ_OK;
 }
 
-static enum aq_status f_float(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status f_float(JINJA_CALL(in))
 {
     struct jinja_value of[1];
     double real;
@@ -247,8 +206,7 @@ static enum aq_status f_float(struct jinja_run *run, struct jinja_value in, cons
     return AQ_OK;
 }
 
-static enum aq_status f_abs(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
+static enum aq_status f_abs(JINJA_CALL(in))
 {
     AQ_TRY(none(run, args, "abs"));
     if (in.kind == JINJA_FLOAT) {
@@ -261,8 +219,7 @@ static enum aq_status f_abs(struct jinja_run *run, struct jinja_value in, const 
                           : jinja_binary(run, JINJA_T_ADD, jinja_int(0), in, out);
 }
 
-static enum aq_status f_round(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status f_round(JINJA_CALL(in))
 {
     struct jinja_value of[2];
     char text[400];
@@ -279,8 +236,7 @@ static enum aq_status f_round(struct jinja_run *run, struct jinja_value in, cons
 
 /* ---- lists ---- */
 
-static enum aq_status f_length(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_length(JINJA_CALL(in))
 {
     int64_t length;
     AQ_TRY(none(run, args, "length"));
@@ -289,8 +245,7 @@ static enum aq_status f_length(struct jinja_run *run, struct jinja_value in, con
     return AQ_OK;
 }
 
-static enum aq_status f_first(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status f_first(JINJA_CALL(in))
 {
     struct jinja_list *list;
     AQ_TRY(none(run, args, "first"));
@@ -310,8 +265,7 @@ static enum aq_status no_iterator(struct jinja_run *run, struct jinja_value in, 
     return jinja_fail(run, AQ_INVAL, "%s needs a list: put \"| list\" before it", what);
 }
 
-static enum aq_status f_last(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_last(JINJA_CALL(in))
 {
     struct jinja_list *list;
     AQ_TRY(none(run, args, "last"));
@@ -321,8 +275,7 @@ static enum aq_status f_last(struct jinja_run *run, struct jinja_value in, const
     return AQ_OK;
 }
 
-static enum aq_status f_list(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_list(JINJA_CALL(in))
 {
     struct jinja_list *list;
     AQ_TRY(none(run, args, "list"));
@@ -333,8 +286,7 @@ static enum aq_status f_list(struct jinja_run *run, struct jinja_value in, const
     return AQ_OK;
 }
 
-static enum aq_status f_reverse(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                struct jinja_value *out)
+static enum aq_status f_reverse(JINJA_CALL(in))
 {
     const struct jinja_value backwards[3] = {{0}, {0}, jinja_int(-1)};
     struct jinja_list *list;
@@ -354,7 +306,7 @@ static enum aq_status attribute_of(struct jinja_run *run, struct jinja_value ite
 {
     *out = item;
     if (attribute.kind == JINJA_INT) return jinja_item(run, item, attribute, out);
-    AQ_TRY(want_text(run, attribute, "attribute"));
+    AQ_TRY(jinja_want_text(run, attribute, "attribute"));
     for (uint32_t at = 0; at <= attribute.bytes;) {
         uint32_t end = at;
         int64_t number = 0;
@@ -380,8 +332,7 @@ static enum aq_status sort_key(struct jinja_run *run, struct jinja_value item, s
     return out->kind == JINJA_STRING && !case_sensitive ? jinja_case(run, *out, JINJA_LOWER, out) : AQ_OK;
 }
 
-static enum aq_status f_join(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_join(JINJA_CALL(in))
 {
     struct jinja_value of[2], between = jinja_borrow("", 0), item;
     struct jinja_list *list;
@@ -410,15 +361,14 @@ static struct jinja_args rest_of(const struct jinja_args *args, uint32_t skip)
     return rest;
 }
 
-static enum aq_status f_map(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
+static enum aq_status f_map(JINJA_CALL(in))
 {
     struct jinja_value of[2], value;
     struct jinja_list *list;
     const bool by_filter = args->count > 0;
     const struct jinja_args rest = rest_of(args, by_filter);
     if (by_filter)
-        AQ_TRY(want_text(run, args->values[0], "map"));
+        AQ_TRY(jinja_want_text(run, args->values[0], "map"));
     else
         AQ_TRY(jinja_bind(run, args, "map", "attribute default", 1, of));
     AQ_TRY(jinja_iterate(run, in, &list));
@@ -435,16 +385,18 @@ static enum aq_status f_map(struct jinja_run *run, struct jinja_value in, const 
     return AQ_OK;
 }
 
+enum { WANTED = 1, BY_ATTRIBUTE = 2 };
+
 /* select, reject and of attributes: items of which a test (without one: their truth) is `wanted`. */
-static enum aq_status choose(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             bool by_attribute, bool wanted, struct jinja_value *out)
+static enum aq_status choose(JINJA_CALL(in))
 {
+    const bool by_attribute = args->how & BY_ATTRIBUTE, wanted = args->how & WANTED;
     struct jinja_list *list;
     struct jinja_value value;
     const uint32_t skip = (uint32_t)by_attribute + (args->count > (uint32_t)by_attribute);
     if (by_attribute && args->count == 0) return jinja_fail(run, AQ_INVAL, "this filter needs an attribute");
     const struct jinja_args rest = rest_of(args, skip);
-    if (skip > (uint32_t)by_attribute) AQ_TRY(want_text(run, args->values[by_attribute], "a test's name"));
+    if (skip > (uint32_t)by_attribute) AQ_TRY(jinja_want_text(run, args->values[by_attribute], "a test's name"));
     AQ_TRY(jinja_iterate(run, in, &list));
     AQ_TRY(jinja_list(run, JINJA_FORM_ITERATOR, 0, out));
     for (uint32_t i = 0; i < list->count; i++) {
@@ -460,30 +412,6 @@ static enum aq_status choose(struct jinja_run *run, struct jinja_value in, const
         if (holds == wanted) AQ_TRY(jinja_list_add(run, out->list, list->items[i]));
     }
     return AQ_OK;
-}
-
-static enum aq_status f_select(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
-{
-    return choose(run, in, args, false, true, out);
-}
-
-static enum aq_status f_reject(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
-{
-    return choose(run, in, args, false, false, out);
-}
-
-static enum aq_status f_selectattr(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                   struct jinja_value *out)
-{
-    return choose(run, in, args, true, true, out);
-}
-
-static enum aq_status f_rejectattr(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                   struct jinja_value *out)
-{
-    return choose(run, in, args, true, false, out);
 }
 
 /* Merges sorted halves of pairs (key, value) until they are one: stable. `spare` is as long. */
@@ -522,8 +450,7 @@ static enum aq_status sorted(struct jinja_run *run, const struct jinja_list *key
     return AQ_OK;
 }
 
-static enum aq_status f_sort(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status f_sort(JINJA_CALL(in))
 {
     struct jinja_value of[3], keys, key;
     struct jinja_list *list;
@@ -553,8 +480,7 @@ static enum aq_status pairs_of(struct jinja_run *run, const struct jinja_dict *d
     return AQ_OK;
 }
 
-static enum aq_status f_items(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status f_items(JINJA_CALL(in))
 {
     AQ_TRY(none(run, args, "items"));
     if (in.kind == JINJA_UNDEFINED) return jinja_list(run, JINJA_FORM_ITERATOR, 0, out);
@@ -562,8 +488,7 @@ static enum aq_status f_items(struct jinja_run *run, struct jinja_value in, cons
     return pairs_of(run, in.dict, out);
 }
 
-static enum aq_status f_dictsort(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                 struct jinja_value *out)
+static enum aq_status f_dictsort(JINJA_CALL(in))
 {
     struct jinja_value of[3], pairs, keys, key;
     AQ_TRY(jinja_bind(run, args, "dictsort", "case_sensitive by reverse", 0, of));
@@ -582,8 +507,7 @@ static enum aq_status f_dictsort(struct jinja_run *run, struct jinja_value in, c
     return sorted(run, keys.list, pairs.list, truth_or(of[2], false), out);
 }
 
-static enum aq_status f_unique(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status f_unique(JINJA_CALL(in))
 {
     struct jinja_value of[2], keys, key;
     struct jinja_list *list;
@@ -602,9 +526,9 @@ static enum aq_status f_unique(struct jinja_run *run, struct jinja_value in, con
     return AQ_OK;
 }
 
-static enum aq_status extreme(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args, int sign,
-                              struct jinja_value *out)
+static enum aq_status extreme(JINJA_CALL(in))
 {
+    const int sign = args->how;
     struct jinja_value of[2], best = {0}, key;
     struct jinja_list *list;
     AQ_TRY(jinja_bind(run, args, "min or max", "case_sensitive attribute", 0, of));
@@ -621,20 +545,7 @@ static enum aq_status extreme(struct jinja_run *run, struct jinja_value in, cons
     return AQ_OK;
 }
 
-static enum aq_status f_min(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
-{
-    return extreme(run, in, args, -1, out);
-}
-
-static enum aq_status f_max(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
-{
-    return extreme(run, in, args, 1, out);
-}
-
-static enum aq_status f_sum(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                            struct jinja_value *out)
+static enum aq_status f_sum(JINJA_CALL(in))
 {
     struct jinja_value of[2], item;
     struct jinja_list *list;
@@ -649,8 +560,7 @@ static enum aq_status f_sum(struct jinja_run *run, struct jinja_value in, const 
     return AQ_OK;
 }
 
-static enum aq_status f_default(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
-                                struct jinja_value *out)
+static enum aq_status f_default(JINJA_CALL(in))
 {
     struct jinja_value of[2];
     AQ_TRY(jinja_bind(run, args, "default", "default_value boolean", 0, of));
@@ -665,49 +575,53 @@ enum aq_status jinja_filter(struct jinja_run *run, const char *name, uint32_t na
     static const struct {
         const char *name;
         filter_run *filter;
+        int how;
     } filters[] = {
-        {"trim", f_trim},
-        {"length", f_length},
-        {"count", f_length},
-        {"upper", f_upper},
-        {"lower", f_lower},
-        {"title", f_title},
-        {"capitalize", f_capitalize},
-        {"join", f_join},
-        {"default", f_default},
-        {"d", f_default},
-        {"tojson", f_tojson},
-        {"first", f_first},
-        {"last", f_last},
-        {"list", f_list},
-        {"string", f_string},
-        {"int", f_int},
-        {"float", f_float},
-        {"abs", f_abs},
-        {"round", f_round},
-        {"replace", f_replace},
-        {"reverse", f_reverse},
-        {"map", f_map},
-        {"select", f_select},
-        {"reject", f_reject},
-        {"selectattr", f_selectattr},
-        {"rejectattr", f_rejectattr},
-        {"items", f_items},
-        {"dictsort", f_dictsort},
-        {"sort", f_sort},
-        {"unique", f_unique},
-        {"min", f_min},
-        {"max", f_max},
-        {"sum", f_sum},
-        {"indent", f_indent},
-        {"safe", f_safe},
-        {"escape", f_escape},
-        {"e", f_escape},
+        {"trim", f_trim, 0},
+        {"length", f_length, 0},
+        {"count", f_length, 0},
+        {"upper", cased, JINJA_UPPER},
+        {"lower", cased, JINJA_LOWER},
+        {"title", cased, JINJA_TITLE_WORDS},
+        {"capitalize", cased, JINJA_CAPITALIZE},
+        {"join", f_join, 0},
+        {"default", f_default, 0},
+        {"d", f_default, 0},
+        {"tojson", f_tojson, 0},
+        {"first", f_first, 0},
+        {"last", f_last, 0},
+        {"list", f_list, 0},
+        {"string", f_string, 0},
+        {"int", f_int, 0},
+        {"float", f_float, 0},
+        {"abs", f_abs, 0},
+        {"round", f_round, 0},
+        {"replace", f_replace, 0},
+        {"reverse", f_reverse, 0},
+        {"map", f_map, 0},
+        {"select", choose, WANTED},
+        {"reject", choose, 0},
+        {"selectattr", choose, BY_ATTRIBUTE | WANTED},
+        {"rejectattr", choose, BY_ATTRIBUTE},
+        {"items", f_items, 0},
+        {"dictsort", f_dictsort, 0},
+        {"sort", f_sort, 0},
+        {"unique", f_unique, 0},
+        {"min", extreme, -1},
+        {"max", extreme, 1},
+        {"sum", f_sum, 0},
+        {"indent", f_indent, 0},
+        {"safe", f_safe, 0},
+        {"escape", f_escape, 0},
+        {"e", f_escape, 0},
     };
     AQ_TRY(jinja_charge(run, 0));
-    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
-        if (strlen(filters[i].name) == name_bytes && memcmp(filters[i].name, name, name_bytes) == 0)
-            return filters[i].filter(run, in, args, out);
+    struct jinja_args own = *args;
+    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
+        if (strlen(filters[i].name) != name_bytes || memcmp(filters[i].name, name, name_bytes) != 0) continue;
+        own.how = filters[i].how;
+        return filters[i].filter(run, in, &own, out);
+    }
     return jinja_fail(run, AQ_INVAL, "the filter \"%.*s\" is not supported", name_bytes < 60 ? (int)name_bytes : 60,
                       name);
 }

@@ -10,18 +10,11 @@
 #include <string.h>
 #include <time.h>
 
-typedef enum aq_status method_run(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                  struct jinja_value *out);
+typedef enum aq_status method_run(JINJA_CALL(self));
 
-static enum aq_status none(struct jinja_run *run, const struct jinja_args *args, const char *what)
+static enum aq_status none(struct jinja_run *run, const struct jinja_args *args)
 {
-    return jinja_bind(run, args, what, "", 0, NULL);
-}
-
-static enum aq_status want_text(struct jinja_run *run, struct jinja_value v, const char *what)
-{
-    if (v.kind == JINJA_STRING) return AQ_OK;
-    return jinja_fail(run, AQ_INVAL, "%s needs a str, not a %s", what, jinja_kind_text(v));
+    return jinja_bind(run, args, args->name, "", 0, NULL);
 }
 
 static enum aq_status want_count(struct jinja_run *run, struct jinja_value v, const char *what, int64_t *out)
@@ -35,34 +28,17 @@ static enum aq_status want_count(struct jinja_run *run, struct jinja_value v, co
 
 /* ---- str ---- */
 
-static enum aq_status strip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool left,
-                            bool right, struct jinja_value *out)
+enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
+
+static enum aq_status strip(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     AQ_TRY(jinja_bind(run, args, "strip", "chars", 0, of));
-    if (of[0].kind > JINJA_NONE) AQ_TRY(want_text(run, of[0], "strip"));
+    if (of[0].kind > JINJA_NONE) AQ_TRY(jinja_want_text(run, of[0], "strip"));
     if (of[0].kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "strip of an undefined value");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (of[0].bytes + 1)));
-    *out = jinja_strip(self, of[0], left, right);
+    *out = jinja_strip(self, of[0], args->how & STRIP_LEFT, args->how & STRIP_RIGHT);
     return AQ_OK;
-}
-
-static enum aq_status s_strip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    return strip(run, self, args, true, true, out);
-}
-
-static enum aq_status s_lstrip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                               struct jinja_value *out)
-{
-    return strip(run, self, args, true, false, out);
-}
-
-static enum aq_status s_rstrip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                               struct jinja_value *out)
-{
-    return strip(run, self, args, false, true, out);
 }
 
 /* The next run of white space from `at` on: its start and end. */
@@ -94,8 +70,7 @@ static enum aq_status split_spaces(struct jinja_run *run, struct jinja_value sel
     return AQ_OK;
 }
 
-static enum aq_status s_split(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status s_split(JINJA_CALL(self))
 {
     struct jinja_value of[2];
     int64_t most = -1;
@@ -103,7 +78,7 @@ static enum aq_status s_split(struct jinja_run *run, struct jinja_value self, co
     AQ_TRY(want_count(run, of[1], "split", &most));
     AQ_TRY(jinja_charge(run, self.bytes));
     if (of[0].kind == JINJA_MISSING || of[0].kind == JINJA_NONE) return split_spaces(run, self, most, out);
-    AQ_TRY(want_text(run, of[0], "split"));
+    AQ_TRY(jinja_want_text(run, of[0], "split"));
     if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "split needs a separator that is not empty");
     AQ_TRY(jinja_list(run, JINJA_FORM_LIST, 4, out));
     uint32_t at = 0;
@@ -122,8 +97,7 @@ static int64_t find_last(struct jinja_value text, uint32_t end, struct jinja_val
     return -1;
 }
 
-static enum aq_status s_rsplit(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status s_rsplit(JINJA_CALL(self))
 {
     struct jinja_value of[2], backwards;
     int64_t most = -1, found;
@@ -134,7 +108,7 @@ static enum aq_status s_rsplit(struct jinja_run *run, struct jinja_value self, c
         if (most < 0) return split_spaces(run, self, most, out);
         return jinja_fail(run, AQ_INVAL, "rsplit at white space, a number of times, is not supported");
     }
-    AQ_TRY(want_text(run, of[0], "rsplit"));
+    AQ_TRY(jinja_want_text(run, of[0], "rsplit"));
     if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "rsplit needs a separator that is not empty");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (of[0].bytes + 1)));
     AQ_TRY(jinja_list(run, JINJA_FORM_LIST, 4, &backwards));
@@ -150,12 +124,15 @@ static enum aq_status s_rsplit(struct jinja_run *run, struct jinja_value self, c
     return AQ_OK;
 }
 
-static enum aq_status cut(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool last,
-                          struct jinja_value *out)
+/* What a method and its mirror image have in common: the first of them, or the last. */
+enum { AT_BEGIN, AT_END };
+
+static enum aq_status cut(JINJA_CALL(self))
 {
+    const bool last = args->how == AT_END;
     struct jinja_value of[1], parts[3] = {jinja_borrow("", 0), jinja_borrow("", 0), jinja_borrow("", 0)};
     AQ_TRY(jinja_bind(run, args, "partition", "sep", 1, of));
-    AQ_TRY(want_text(run, of[0], "partition"));
+    AQ_TRY(jinja_want_text(run, of[0], "partition"));
     if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "partition needs a separator that is not empty");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (last ? of[0].bytes + 1 : 1)));
     const int64_t found = last ? find_last(self, self.bytes, of[0]) : jinja_find(self, 0, of[0]);
@@ -173,20 +150,7 @@ static enum aq_status cut(struct jinja_run *run, struct jinja_value self, const 
     return AQ_OK;
 }
 
-static enum aq_status s_partition(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                  struct jinja_value *out)
-{
-    return cut(run, self, args, false, out);
-}
-
-static enum aq_status s_rpartition(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                   struct jinja_value *out)
-{
-    return cut(run, self, args, true, out);
-}
-
-static enum aq_status s_splitlines(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                   struct jinja_value *out)
+static enum aq_status s_splitlines(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     AQ_TRY(jinja_bind(run, args, "splitlines", "keepends", 0, of));
@@ -195,16 +159,16 @@ static enum aq_status s_splitlines(struct jinja_run *run, struct jinja_value sel
 }
 
 /* A text, or any of a tuple of them, at the beginning or end. */
-static enum aq_status stands_at(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool end,
-                                struct jinja_value *out)
+static enum aq_status stands_at(JINJA_CALL(self))
 {
+    const bool end = args->how == AT_END;
     struct jinja_value of[1];
-    AQ_TRY(jinja_bind(run, args, end ? "endswith" : "startswith", "text", 1, of));
+    AQ_TRY(jinja_bind(run, args, args->name, "text", 1, of));
     const bool many = of[0].kind == JINJA_LIST && of[0].form == JINJA_FORM_TUPLE;
     *out = jinja_bool(false);
     for (uint32_t i = 0; i < (many ? of[0].list->count : 1); i++) {
         const struct jinja_value text = many ? of[0].list->items[i] : of[0];
-        AQ_TRY(want_text(run, text, end ? "endswith" : "startswith"));
+        AQ_TRY(jinja_want_text(run, text, args->name));
         if (text.bytes <= self.bytes &&
             memcmp(self.text + (end ? self.bytes - text.bytes : 0), text.text, text.bytes) == 0)
             *out = jinja_bool(true);
@@ -212,25 +176,13 @@ static enum aq_status stands_at(struct jinja_run *run, struct jinja_value self, 
     return AQ_OK;
 }
 
-static enum aq_status s_startswith(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                   struct jinja_value *out)
+static enum aq_status remove_at(JINJA_CALL(self))
 {
-    return stands_at(run, self, args, false, out);
-}
-
-static enum aq_status s_endswith(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                 struct jinja_value *out)
-{
-    return stands_at(run, self, args, true, out);
-}
-
-static enum aq_status remove_at(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool end,
-                                struct jinja_value *out)
-{
+    const bool end = args->how == AT_END;
     struct jinja_value of[1], there;
-    AQ_TRY(jinja_bind(run, args, end ? "removesuffix" : "removeprefix", "text", 1, of));
-    AQ_TRY(want_text(run, of[0], end ? "removesuffix" : "removeprefix"));
-    AQ_TRY(stands_at(run, self, args, end, &there));
+    AQ_TRY(jinja_bind(run, args, args->name, "text", 1, of));
+    AQ_TRY(jinja_want_text(run, of[0], args->name));
+    AQ_TRY(stands_at(run, self, args, &there));
     *out = self;
     if (!there.integer) return AQ_OK;
     out->bytes -= of[0].bytes;
@@ -238,68 +190,41 @@ static enum aq_status remove_at(struct jinja_run *run, struct jinja_value self, 
     return AQ_OK;
 }
 
-static enum aq_status s_removeprefix(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                     struct jinja_value *out)
-{
-    return remove_at(run, self, args, false, out);
-}
-
-static enum aq_status s_removesuffix(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                     struct jinja_value *out)
-{
-    return remove_at(run, self, args, true, out);
-}
-
-static enum aq_status s_replace(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                struct jinja_value *out)
+static enum aq_status s_replace(JINJA_CALL(self))
 {
     struct jinja_value of[3];
     int64_t count = -1;
     AQ_TRY(jinja_bind(run, args, "replace", "old new count", 2, of));
-    AQ_TRY(want_text(run, of[0], "replace"));
-    AQ_TRY(want_text(run, of[1], "replace"));
+    AQ_TRY(jinja_want_text(run, of[0], "replace"));
+    AQ_TRY(jinja_want_text(run, of[1], "replace"));
     AQ_TRY(want_count(run, of[2], "replace", &count));
     return jinja_replace(run, self, of[0], of[1], count, out);
 }
 
-static enum aq_status position(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool last,
-                               struct jinja_value *out)
+static enum aq_status position(JINJA_CALL(self))
 {
+    const bool last = args->how == AT_END;
     struct jinja_value of[1];
-    AQ_TRY(jinja_bind(run, args, last ? "rfind" : "find", "sub", 1, of));
-    AQ_TRY(want_text(run, of[0], last ? "rfind" : "find"));
+    AQ_TRY(jinja_bind(run, args, args->name, "sub", 1, of));
+    AQ_TRY(jinja_want_text(run, of[0], args->name));
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (last ? of[0].bytes + 1 : 1)));
     const int64_t found = last ? find_last(self, self.bytes, of[0]) : jinja_find(self, 0, of[0]);
     *out = jinja_int(found < 0 ? -1 : jinja_characters(jinja_borrow(self.text, (uint32_t)found)));
     return AQ_OK;
 }
 
-static enum aq_status s_find(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status s_index(JINJA_CALL(self))
 {
-    return position(run, self, args, false, out);
-}
-
-static enum aq_status s_rfind(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    return position(run, self, args, true, out);
-}
-
-static enum aq_status s_index(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
-{
-    AQ_TRY(position(run, self, args, false, out));
+    AQ_TRY(position(run, self, args, out));
     return out->integer < 0 ? jinja_fail(run, AQ_INVAL, "index: it is not in this text") : AQ_OK;
 }
 
-static enum aq_status s_count(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status s_count(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     int64_t count = 0;
     AQ_TRY(jinja_bind(run, args, "count", "sub", 1, of));
-    AQ_TRY(want_text(run, of[0], "count"));
+    AQ_TRY(jinja_want_text(run, of[0], "count"));
     AQ_TRY(jinja_charge(run, self.bytes));
     if (of[0].bytes == 0) {
         *out = jinja_int(jinja_characters(self) + 1);
@@ -311,8 +236,7 @@ static enum aq_status s_count(struct jinja_run *run, struct jinja_value self, co
     return AQ_OK;
 }
 
-static enum aq_status s_join(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status s_join(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     struct jinja_list *list;
@@ -320,45 +244,30 @@ static enum aq_status s_join(struct jinja_run *run, struct jinja_value self, con
     AQ_TRY(jinja_iterate(run, of[0], &list));
     *out = jinja_borrow("", 0);
     for (uint32_t i = 0; i < list->count; i++) {
-        AQ_TRY(want_text(run, list->items[i], "join"));
+        AQ_TRY(jinja_want_text(run, list->items[i], "join"));
         if (i > 0) AQ_TRY(jinja_join(run, *out, self, out));
         AQ_TRY(jinja_join(run, *out, list->items[i], out));
     }
     return AQ_OK;
 }
 
-#define CASE_METHOD(name, how)                                                                                         \
-    static enum aq_status s_##name(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,      \
-                                   struct jinja_value *out)                                                            \
-    {                                                                                                                  \
-        AQ_TRY(none(run, args, #name));                                                                                \
-        return jinja_case(run, self, how, out);                                                                        \
-    }
-CASE_METHOD(upper, JINJA_UPPER)
-CASE_METHOD(lower, JINJA_LOWER)
-CASE_METHOD(title, JINJA_TITLE)
-CASE_METHOD(capitalize, JINJA_CAPITALIZE)
-CASE_METHOD(swapcase, JINJA_SWAP)
+static enum aq_status cased(JINJA_CALL(self))
+{
+    AQ_TRY(none(run, args));
+    return jinja_case(run, self, (enum jinja_case)args->how, out);
+}
 
-#define CLASS_METHOD(name, what)                                                                                       \
-    static enum aq_status s_##name(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,      \
-                                   struct jinja_value *out)                                                            \
-    {                                                                                                                  \
-        AQ_TRY(none(run, args, #name));                                                                                \
-        AQ_TRY(jinja_charge(run, self.bytes));                                                                         \
-        *out = jinja_bool(jinja_all_of(self, what));                                                                   \
-        return AQ_OK;                                                                                                  \
-    }
-CLASS_METHOD(isalpha, JINJA_ALPHA)
-CLASS_METHOD(isdecimal, JINJA_DIGIT)
-CLASS_METHOD(isspace, JINJA_SPACE)
-CLASS_METHOD(isupper, JINJA_IS_UPPER)
-CLASS_METHOD(islower, JINJA_IS_LOWER)
+static enum aq_status classed(JINJA_CALL(self))
+{
+    AQ_TRY(none(run, args));
+    AQ_TRY(jinja_charge(run, self.bytes));
+    *out = jinja_bool(jinja_all_of(self, (enum jinja_class)args->how));
+    return AQ_OK;
+}
 
 /* ---- list and dict ---- */
 
-static enum aq_status l_index(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status l_index(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     AQ_TRY(jinja_bind(run, args, "index", "value", 1, of));
@@ -372,8 +281,7 @@ static enum aq_status l_index(struct jinja_run *run, struct jinja_value self, co
     return jinja_fail(run, AQ_INVAL, "index: it is not in this list");
 }
 
-static enum aq_status l_count(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status l_count(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     int64_t count = 0;
@@ -388,8 +296,7 @@ static enum aq_status l_count(struct jinja_run *run, struct jinja_value self, co
     return AQ_OK;
 }
 
-static enum aq_status d_get(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                            struct jinja_value *out)
+static enum aq_status d_get(JINJA_CALL(self))
 {
     struct jinja_value of[2], *member;
     AQ_TRY(jinja_bind(run, args, "get", "key default", 1, of));
@@ -398,39 +305,35 @@ static enum aq_status d_get(struct jinja_run *run, struct jinja_value self, cons
     return AQ_OK;
 }
 
-static enum aq_status d_keys(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status d_keys(JINJA_CALL(self))
 {
-    AQ_TRY(none(run, args, "keys"));
+    AQ_TRY(none(run, args));
     AQ_TRY(jinja_list(run, JINJA_FORM_VIEW, self.dict->count, out));
     for (uint32_t i = 0; i < self.dict->count; i++)
         AQ_TRY(jinja_list_add(run, out->list, self.dict->pairs[i].key));
     return AQ_OK;
 }
 
-static enum aq_status d_values(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                               struct jinja_value *out)
+static enum aq_status d_values(JINJA_CALL(self))
 {
-    AQ_TRY(none(run, args, "values"));
+    AQ_TRY(none(run, args));
     AQ_TRY(jinja_list(run, JINJA_FORM_VIEW, self.dict->count, out));
     for (uint32_t i = 0; i < self.dict->count; i++)
         AQ_TRY(jinja_list_add(run, out->list, self.dict->pairs[i].value));
     return AQ_OK;
 }
 
-static enum aq_status d_items(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status d_items(JINJA_CALL(self))
 {
-    AQ_TRY(none(run, args, "items"));
+    AQ_TRY(none(run, args));
     AQ_TRY(jinja_filter(run, "items", 5, self, args, out));
     out->form = JINJA_FORM_VIEW;
     return AQ_OK;
 }
 
-static enum aq_status copy(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                           struct jinja_value *out)
+static enum aq_status copy(JINJA_CALL(self))
 {
-    AQ_TRY(none(run, args, "copy"));
+    AQ_TRY(none(run, args));
     *out = self; /* nothing changes a list or a dict */
     return AQ_OK;
 }
@@ -438,78 +341,67 @@ static enum aq_status copy(struct jinja_run *run, struct jinja_value self, const
 static const struct {
     enum jinja_kind kind;
     const char *name;
-    method_run *method; /* NULL: Python has it, this has not */
+    method_run *method;
+    int how;
 } methods[] = {
-    {JINJA_STRING, "strip", s_strip},
-    {JINJA_STRING, "lstrip", s_lstrip},
-    {JINJA_STRING, "rstrip", s_rstrip},
-    {JINJA_STRING, "split", s_split},
-    {JINJA_STRING, "rsplit", s_rsplit},
-    {JINJA_STRING, "splitlines", s_splitlines},
-    {JINJA_STRING, "partition", s_partition},
-    {JINJA_STRING, "rpartition", s_rpartition},
-    {JINJA_STRING, "startswith", s_startswith},
-    {JINJA_STRING, "endswith", s_endswith},
-    {JINJA_STRING, "removeprefix", s_removeprefix},
-    {JINJA_STRING, "removesuffix", s_removesuffix},
-    {JINJA_STRING, "replace", s_replace},
-    {JINJA_STRING, "find", s_find},
-    {JINJA_STRING, "rfind", s_rfind},
-    {JINJA_STRING, "index", s_index},
-    {JINJA_STRING, "count", s_count},
-    {JINJA_STRING, "join", s_join},
-    {JINJA_STRING, "upper", s_upper},
-    {JINJA_STRING, "lower", s_lower},
-    {JINJA_STRING, "title", s_title},
-    {JINJA_STRING, "capitalize", s_capitalize},
-    {JINJA_STRING, "swapcase", s_swapcase},
-    {JINJA_STRING, "isalpha", s_isalpha},
-    {JINJA_STRING, "isdecimal", s_isdecimal},
-    {JINJA_STRING, "isspace", s_isspace},
-    {JINJA_STRING, "isupper", s_isupper},
-    {JINJA_STRING, "islower", s_islower},
-    {JINJA_STRING, "casefold", NULL},
-    {JINJA_STRING, "center", NULL},
-    {JINJA_STRING, "encode", NULL},
-    {JINJA_STRING, "expandtabs", NULL},
-    {JINJA_STRING, "format", NULL},
-    {JINJA_STRING, "format_map", NULL},
-    {JINJA_STRING, "isalnum", NULL},
-    {JINJA_STRING, "isascii", NULL},
-    {JINJA_STRING, "isdigit", NULL},
-    {JINJA_STRING, "isidentifier", NULL},
-    {JINJA_STRING, "isnumeric", NULL},
-    {JINJA_STRING, "isprintable", NULL},
-    {JINJA_STRING, "istitle", NULL},
-    {JINJA_STRING, "ljust", NULL},
-    {JINJA_STRING, "maketrans", NULL},
-    {JINJA_STRING, "rindex", NULL},
-    {JINJA_STRING, "rjust", NULL},
-    {JINJA_STRING, "translate", NULL},
-    {JINJA_STRING, "zfill", NULL},
-    {JINJA_LIST, "index", l_index},
-    {JINJA_LIST, "count", l_count},
-    {JINJA_LIST, "copy", copy},
-    {JINJA_LIST, "append", NULL},
-    {JINJA_LIST, "clear", NULL},
-    {JINJA_LIST, "extend", NULL},
-    {JINJA_LIST, "insert", NULL},
-    {JINJA_LIST, "pop", NULL},
-    {JINJA_LIST, "remove", NULL},
-    {JINJA_LIST, "reverse", NULL},
-    {JINJA_LIST, "sort", NULL},
-    {JINJA_DICT, "get", d_get},
-    {JINJA_DICT, "items", d_items},
-    {JINJA_DICT, "keys", d_keys},
-    {JINJA_DICT, "values", d_values},
-    {JINJA_DICT, "copy", copy},
-    {JINJA_DICT, "clear", NULL},
-    {JINJA_DICT, "fromkeys", NULL},
-    {JINJA_DICT, "pop", NULL},
-    {JINJA_DICT, "popitem", NULL},
-    {JINJA_DICT, "setdefault", NULL},
-    {JINJA_DICT, "update", NULL},
+    {JINJA_STRING, "strip", strip, STRIP_LEFT | STRIP_RIGHT},
+    {JINJA_STRING, "lstrip", strip, STRIP_LEFT},
+    {JINJA_STRING, "rstrip", strip, STRIP_RIGHT},
+    {JINJA_STRING, "split", s_split, 0},
+    {JINJA_STRING, "rsplit", s_rsplit, 0},
+    {JINJA_STRING, "splitlines", s_splitlines, 0},
+    {JINJA_STRING, "partition", cut, AT_BEGIN},
+    {JINJA_STRING, "rpartition", cut, AT_END},
+    {JINJA_STRING, "startswith", stands_at, AT_BEGIN},
+    {JINJA_STRING, "endswith", stands_at, AT_END},
+    {JINJA_STRING, "removeprefix", remove_at, AT_BEGIN},
+    {JINJA_STRING, "removesuffix", remove_at, AT_END},
+    {JINJA_STRING, "replace", s_replace, 0},
+    {JINJA_STRING, "find", position, AT_BEGIN},
+    {JINJA_STRING, "rfind", position, AT_END},
+    {JINJA_STRING, "index", s_index, 0},
+    {JINJA_STRING, "count", s_count, 0},
+    {JINJA_STRING, "join", s_join, 0},
+    {JINJA_STRING, "upper", cased, JINJA_UPPER},
+    {JINJA_STRING, "lower", cased, JINJA_LOWER},
+    {JINJA_STRING, "title", cased, JINJA_TITLE},
+    {JINJA_STRING, "capitalize", cased, JINJA_CAPITALIZE},
+    {JINJA_STRING, "swapcase", cased, JINJA_SWAP},
+    {JINJA_STRING, "isalpha", classed, JINJA_ALPHA},
+    {JINJA_STRING, "isdecimal", classed, JINJA_DIGIT},
+    {JINJA_STRING, "isspace", classed, JINJA_SPACE},
+    {JINJA_STRING, "isupper", classed, JINJA_IS_UPPER},
+    {JINJA_STRING, "islower", classed, JINJA_IS_LOWER},
+    {JINJA_LIST, "index", l_index, 0},
+    {JINJA_LIST, "count", l_count, 0},
+    {JINJA_LIST, "copy", copy, 0},
+    {JINJA_DICT, "get", d_get, 0},
+    {JINJA_DICT, "items", d_items, 0},
+    {JINJA_DICT, "keys", d_keys, 0},
+    {JINJA_DICT, "values", d_values, 0},
+    {JINJA_DICT, "copy", copy, 0},
 };
+
+/* Methods that Python has, and this has not; a blank on both sides of each. */
+static const struct {
+    enum jinja_kind kind;
+    const char *names;
+} absent[] = {
+    {JINJA_STRING, " casefold center encode expandtabs format format_map isalnum isascii isdigit isidentifier "
+                   "isnumeric isprintable istitle ljust maketrans rindex rjust translate zfill "},
+    {JINJA_LIST, " append clear extend insert pop remove reverse sort "},
+    {JINJA_DICT, " clear fromkeys pop popitem setdefault update "},
+};
+
+static bool is_absent(struct jinja_value self, const char *name, uint32_t bytes)
+{
+    char word[24];
+    if (bytes > sizeof word - 3 || memchr(name, ' ', bytes) || memchr(name, 0, bytes)) return false;
+    snprintf(word, sizeof word, " %.*s ", (int)bytes, name);
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        if (absent[i].kind == self.kind && strstr(absent[i].names, word)) return true;
+    return false;
+}
 
 enum aq_status jinja_method_find(struct jinja_run *run, struct jinja_value self, const char *name, uint32_t bytes,
                                  bool *found, uint32_t *number)
@@ -520,12 +412,12 @@ enum aq_status jinja_method_find(struct jinja_run *run, struct jinja_value self,
         if (methods[i].kind != self.kind || strlen(methods[i].name) != bytes ||
             memcmp(methods[i].name, name, bytes) != 0)
             continue;
-        if (!methods[i].method)
-            return jinja_fail(run, AQ_INVAL, "%s.%s is not supported", jinja_kind_text(self), methods[i].name);
         *found = true;
         *number = i;
         break;
     }
+    if (!*found && is_absent(self, name, bytes))
+        return jinja_fail(run, AQ_INVAL, "%s.%.*s is not supported", jinja_kind_text(self), (int)bytes, name);
     return AQ_OK;
 }
 
@@ -535,13 +427,15 @@ enum aq_status jinja_method_call(struct jinja_run *run, const struct jinja_metho
     if (method->self.kind == JINJA_STRING && method->self.form)
         return jinja_fail(run, AQ_INVAL, "methods of a result of \"safe\" or \"escape\" are not supported");
     AQ_TRY(jinja_charge(run, 0));
-    return methods[method->number].method(run, method->self, args, out);
+    struct jinja_args own = *args;
+    own.name = methods[method->number].name;
+    own.how = methods[method->number].how;
+    return methods[method->number].method(run, method->self, &own, out);
 }
 
 /* ---- functions ---- */
 
-static enum aq_status g_range(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status g_range(JINJA_CALL(self))
 {
     int64_t part[3] = {0, 0, 1};
     (void)self;
@@ -585,22 +479,19 @@ static enum aq_status members(struct jinja_run *run, enum jinja_kind kind, const
     return AQ_OK;
 }
 
-static enum aq_status g_dict(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                             struct jinja_value *out)
+static enum aq_status g_dict(JINJA_CALL(self))
 {
     (void)self;
     return members(run, JINJA_DICT, args, out);
 }
 
-static enum aq_status g_namespace(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                  struct jinja_value *out)
+static enum aq_status g_namespace(JINJA_CALL(self))
 {
     (void)self;
     return members(run, JINJA_NAMESPACE, args, out);
 }
 
-static enum aq_status g_raise(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                              struct jinja_value *out)
+static enum aq_status g_raise(JINJA_CALL(self))
 {
     struct jinja_value of[1], text;
     (void)self, (void)out;
@@ -610,8 +501,7 @@ static enum aq_status g_raise(struct jinja_run *run, struct jinja_value self, co
                       text.bytes < 300 ? (int)text.bytes : 300, text.text);
 }
 
-static enum aq_status g_strftime(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
-                                 struct jinja_value *out)
+static enum aq_status g_strftime(JINJA_CALL(self))
 {
     struct jinja_value of[1];
     char format[128], text[256];
@@ -619,7 +509,7 @@ static enum aq_status g_strftime(struct jinja_run *run, struct jinja_value self,
     struct tm when;
     (void)self;
     AQ_TRY(jinja_bind(run, args, "strftime_now", "format", 1, of));
-    AQ_TRY(want_text(run, of[0], "strftime_now"));
+    AQ_TRY(jinja_want_text(run, of[0], "strftime_now"));
     if (of[0].bytes >= sizeof format || memchr(of[0].text, 0, of[0].bytes))
         return jinja_fail(run, AQ_INVAL, "strftime_now: a format has less than %zu bytes", sizeof format);
     memcpy(format, of[0].text, of[0].bytes);

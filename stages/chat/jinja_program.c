@@ -44,12 +44,9 @@ static void normalise(const char *text, size_t bytes, struct jinja_program *prog
 static enum aq_status compile(const char *text, size_t bytes, const char *called, struct jinja_program *program,
                               struct jinja_tokens *tokens)
 {
-    void *memory;
     AQ_TRY(aq_alloc_text(called, &program->called));
-    AQ_TRY(aq_alloc(bytes + 1, &memory));
-    program->source = memory;
-    AQ_TRY(aq_alloc(bytes + 1, &memory));
-    program->strings = memory;
+    AQ_TRY(AQ_NEW(bytes + 1, &program->source));
+    AQ_TRY(AQ_NEW(bytes + 1, &program->strings));
     normalise(text, bytes, program);
     AQ_TRY(jinja_tokenize(program, tokens));
     return jinja_parse(program, tokens->at);
@@ -57,15 +54,14 @@ static enum aq_status compile(const char *text, size_t bytes, const char *called
 
 enum aq_status jinja_compile(const char *text, size_t bytes, const char *called, struct jinja_program **out)
 {
-    void *memory;
     if (bytes > AQ_CHAT_TEMPLATE_BYTES_MAX)
         return aq_fail(AQ_NOSPC, JINJA_AREA, "%s: a template has at most %d bytes, this one %zu", called,
                        (int)AQ_CHAT_TEMPLATE_BYTES_MAX, bytes);
     json_t *checked = json_stringn(text, bytes); /* NULL: no UTF-8, or no memory */
     if (!checked) return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: the template is not UTF-8", called);
     json_decref(checked);
-    AQ_TRY(aq_alloc(sizeof(struct jinja_program), &memory));
-    struct jinja_program *program = memory;
+    struct jinja_program *program;
+    AQ_TRY(AQ_NEW(1, &program));
     struct jinja_tokens tokens = {0};
     const enum aq_status status = compile(text, bytes, called, program, &tokens);
     aq_free(tokens.at);

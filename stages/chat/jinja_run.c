@@ -15,11 +15,6 @@
 
 static enum aq_status exec_list(struct jinja_run *run, uint32_t first);
 
-static const struct jinja_node *node_at(const struct jinja_run *run, uint32_t node)
-{
-    return &run->program->nodes[node];
-}
-
 enum aq_status jinja_fail(const struct jinja_run *run, enum aq_status status, const char *format, ...)
 {
     char text[400];
@@ -112,15 +107,15 @@ static enum aq_status set_member(struct jinja_run *run, const struct jinja_node 
 static enum aq_status assign(struct jinja_run *run, struct jinja_scope *scope, uint32_t target,
                              struct jinja_value value)
 {
-    const struct jinja_node *node = node_at(run, target);
+    const struct jinja_node *node = jinja_node_at(run, target);
     struct jinja_list *list;
     run->at = node->at;
     if (node->kind == JINJA_N_NAME) return scope_set(run, scope, node->name, value);
     if (node->kind == JINJA_N_NAMESPACE_REF) return set_member(run, node, value);
     AQ_TRY(jinja_iterate(run, value, &list));
     uint32_t i = 0;
-    for (uint32_t item = node->child[0]; item; item = node_at(run, item)->next, i++)
-        if (i < list->count) AQ_TRY(scope_set(run, scope, node_at(run, item)->name, list->items[i]));
+    for (uint32_t item = node->child[0]; item; item = jinja_node_at(run, item)->next, i++)
+        if (i < list->count) AQ_TRY(scope_set(run, scope, jinja_node_at(run, item)->name, list->items[i]));
     if (i == list->count) return AQ_OK;
     return jinja_fail(run, AQ_INVAL, "%u names for %u items", (unsigned)i, (unsigned)list->count);
 }
@@ -156,7 +151,7 @@ static enum aq_status capture(struct jinja_run *run, uint32_t first, struct jinj
 
 enum aq_status jinja_loop_reach(struct jinja_run *run, struct jinja_loop *loop, uint64_t index, bool *there)
 {
-    const struct jinja_node *node = node_at(run, loop->node);
+    const struct jinja_node *node = jinja_node_at(run, loop->node);
     const uint32_t target = node->child[0], filter = node->child[2], place = run->at;
     struct jinja_scope *scope, *outer = run->scope;
     while (loop->passed->count <= index && loop->source_at < loop->source->count) {
@@ -178,13 +173,13 @@ static enum aq_status loop_open(struct jinja_run *run, uint32_t node, struct jin
 {
     struct jinja_value items, passed;
     void *memory;
-    AQ_TRY(jinja_eval(run, node_at(run, node)->child[1], &items));
-    run->at = node_at(run, node)->at;
+    AQ_TRY(jinja_eval(run, jinja_node_at(run, node)->child[1], &items));
+    run->at = jinja_node_at(run, node)->at;
     AQ_TRY(jinja_heap(run, sizeof(struct jinja_loop), &memory));
     struct jinja_loop *loop = memory;
     *loop = (struct jinja_loop){.node = node, .outer = run->scope, .depth = run->loop_depth};
     AQ_TRY(jinja_iterate(run, items, &loop->source));
-    if (node_at(run, node)->child[2]) {
+    if (jinja_node_at(run, node)->child[2]) {
         AQ_TRY(jinja_list(run, JINJA_FORM_LIST, 0, &passed));
         loop->passed = passed.list;
     } else {
@@ -197,7 +192,7 @@ static enum aq_status loop_open(struct jinja_run *run, uint32_t node, struct jin
 
 static enum aq_status exec_for(struct jinja_run *run, uint32_t number)
 {
-    const struct jinja_node *node = node_at(run, number);
+    const struct jinja_node *node = jinja_node_at(run, number);
     struct jinja_loop *loop;
     struct jinja_scope *scope;
     AQ_TRY(loop_open(run, number, &loop));
@@ -281,17 +276,17 @@ enum aq_status jinja_loop_attribute(struct jinja_run *run, struct jinja_loop *lo
 static enum aq_status macro_arguments(struct jinja_run *run, const struct jinja_macro *macro,
                                       const struct jinja_args *args, struct jinja_scope *scope)
 {
-    const struct jinja_node *node = node_at(run, macro->node);
+    const struct jinja_node *node = jinja_node_at(run, macro->node);
     const uint32_t first = node->child[node->kind == JINJA_N_MACRO ? 0 : 1];
     uint32_t given = 0, used = 0;
-    for (uint32_t p = first; p; p = node_at(run, p)->next) {
-        const uint32_t name = node_at(run, p)->name;
+    for (uint32_t p = first; p; p = jinja_node_at(run, p)->next) {
+        const uint32_t name = jinja_node_at(run, p)->name;
         if (given < args->count) AQ_TRY(scope_set(run, scope, name, args->values[given++]));
     }
     if (given < args->count) return jinja_fail(run, AQ_INVAL, "a macro takes %u arguments at most", (unsigned)given);
     for (uint32_t i = 0; i < args->named; i++) {
         uint32_t position = 0, p = first;
-        for (; p && node_at(run, p)->name != args->names[i]; p = node_at(run, p)->next)
+        for (; p && jinja_node_at(run, p)->name != args->names[i]; p = jinja_node_at(run, p)->next)
             position++;
         if ((!p && args->names[i] != run->caller_name) || (p && position < args->count)) {
             const struct jinja_name *name = &run->program->names[args->names[i]];
@@ -301,8 +296,8 @@ static enum aq_status macro_arguments(struct jinja_run *run, const struct jinja_
         }
         AQ_TRY(scope_set(run, scope, args->names[i], args->values[args->count + i]));
     }
-    for (uint32_t p = first; p; p = node_at(run, p)->next) {
-        const struct jinja_node *parameter = node_at(run, p);
+    for (uint32_t p = first; p; p = jinja_node_at(run, p)->next) {
+        const struct jinja_node *parameter = jinja_node_at(run, p);
         bool there = used++ < args->count;
         for (uint32_t i = 0; i < args->named; i++)
             there = there || args->names[i] == parameter->name;
@@ -318,7 +313,7 @@ static enum aq_status macro_arguments(struct jinja_run *run, const struct jinja_
 static enum aq_status macro_call(struct jinja_run *run, const struct jinja_macro *macro, const struct jinja_args *args,
                                  struct jinja_value *out)
 {
-    const struct jinja_node *node = node_at(run, macro->node);
+    const struct jinja_node *node = jinja_node_at(run, macro->node);
     struct jinja_scope *scope, *outer = run->scope;
     const uint32_t loop_depth = run->loop_depth, place = run->at;
     const size_t mark = run->out_bytes;
@@ -438,7 +433,7 @@ static enum aq_status exec_if(struct jinja_run *run, const struct jinja_node *no
         AQ_TRY(jinja_eval(run, node->child[0], &test));
         if (jinja_truth(test)) return exec_list(run, node->child[1]);
         if (!node->child[2]) return AQ_OK;
-        const struct jinja_node *next = node_at(run, node->child[2]);
+        const struct jinja_node *next = jinja_node_at(run, node->child[2]);
         if (next->kind != JINJA_N_IF || next->next) return exec_list(run, node->child[2]);
         node = next;
     }
@@ -448,17 +443,17 @@ static enum aq_status exec_with(struct jinja_run *run, const struct jinja_node *
 {
     struct jinja_scope *scope;
     AQ_TRY(scope_open(run, run->scope, &scope));
-    for (uint32_t set = node->child[0]; set; set = node_at(run, set)->next) {
+    for (uint32_t set = node->child[0]; set; set = jinja_node_at(run, set)->next) {
         struct jinja_value value;
-        AQ_TRY(jinja_eval(run, node_at(run, set)->child[1], &value));
-        AQ_TRY(assign(run, scope, node_at(run, set)->child[0], value));
+        AQ_TRY(jinja_eval(run, jinja_node_at(run, set)->child[1], &value));
+        AQ_TRY(assign(run, scope, jinja_node_at(run, set)->child[0], value));
     }
     return exec_in(run, scope, node->child[1]);
 }
 
 static enum aq_status exec_call_block(struct jinja_run *run, uint32_t number)
 {
-    const struct jinja_node *node = node_at(run, number), *call = node_at(run, node->child[0]);
+    const struct jinja_node *node = jinja_node_at(run, number), *call = jinja_node_at(run, node->child[0]);
     struct jinja_value callee, caller, out;
     struct jinja_args args = {0};
     AQ_TRY(jinja_eval(run, call->child[0], &callee));
@@ -475,7 +470,7 @@ static enum aq_status exec_call_block(struct jinja_run *run, uint32_t number)
 
 static enum aq_status exec(struct jinja_run *run, uint32_t number)
 {
-    const struct jinja_node *node = node_at(run, number);
+    const struct jinja_node *node = jinja_node_at(run, number);
     struct jinja_value value;
     AQ_TRY(jinja_charge(run, 0));
     run->at = node->at;
@@ -522,7 +517,7 @@ static enum aq_status exec(struct jinja_run *run, uint32_t number)
 static enum aq_status exec_list(struct jinja_run *run, uint32_t first)
 {
     if (++run->depth > JINJA_DEPTH_MAX) return jinja_fail(run, AQ_NOSPC, "too deep (JINJA_DEPTH_MAX)");
-    for (uint32_t node = first; node && run->flow == JINJA_FLOW_ON; node = node_at(run, node)->next)
+    for (uint32_t node = first; node && run->flow == JINJA_FLOW_ON; node = jinja_node_at(run, node)->next)
         AQ_TRY(exec(run, node));
     run->depth--;
     return AQ_OK;

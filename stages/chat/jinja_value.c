@@ -306,9 +306,15 @@ const char *jinja_kind_text(struct jinja_value value)
     return names[value.kind];
 }
 
-static bool is_number(struct jinja_value v)
+enum aq_status jinja_fail_undefined(const struct jinja_run *run, struct jinja_value v)
 {
-    return v.kind == JINJA_BOOL || v.kind == JINJA_INT || v.kind == JINJA_FLOAT;
+    return jinja_fail(run, AQ_INVAL, "'%.*s' is undefined", v.bytes < 80 ? (int)v.bytes : 80, v.text);
+}
+
+enum aq_status jinja_want_text(const struct jinja_run *run, struct jinja_value v, const char *what)
+{
+    if (v.kind == JINJA_STRING) return AQ_OK;
+    return jinja_fail(run, AQ_INVAL, "%s needs a str, not a %s", what, jinja_kind_text(v));
 }
 
 /* Exact, as Python: an int beyond 2^53 is not the float that it would round to. */
@@ -349,7 +355,7 @@ static enum aq_status equal_dicts(struct jinja_run *run, const struct jinja_dict
 enum aq_status jinja_equal(struct jinja_run *run, struct jinja_value a, struct jinja_value b, bool *out)
 {
     *out = false;
-    if (is_number(a) && is_number(b)) {
+    if (jinja_is_number(a) && jinja_is_number(b)) {
         const bool nan = (a.kind == JINJA_FLOAT && isnan(a.real)) || (b.kind == JINJA_FLOAT && isnan(b.real));
         *out = !nan && order_numbers(a, b) == 0;
         return AQ_OK;
@@ -391,7 +397,7 @@ enum aq_status jinja_equal(struct jinja_run *run, struct jinja_value a, struct j
 
 enum aq_status jinja_order(struct jinja_run *run, struct jinja_value a, struct jinja_value b, int *out)
 {
-    if (is_number(a) && is_number(b)) {
+    if (jinja_is_number(a) && jinja_is_number(b)) {
         if ((a.kind == JINJA_FLOAT && isnan(a.real)) || (b.kind == JINJA_FLOAT && isnan(b.real)))
             return jinja_fail(run, AQ_INVAL, "NaN has no order");
         *out = order_numbers(a, b);
@@ -419,12 +425,6 @@ enum aq_status jinja_order(struct jinja_run *run, struct jinja_value a, struct j
     return AQ_OK;
 }
 
-/* Fails with the name of the undefined value. */
-static enum aq_status fail_undefined(const struct jinja_run *run, struct jinja_value v)
-{
-    return jinja_fail(run, AQ_INVAL, "'%.*s' is undefined", v.bytes < 80 ? (int)v.bytes : 80, v.text);
-}
-
 enum aq_status jinja_contains(struct jinja_run *run, struct jinja_value where, struct jinja_value what, bool *out)
 {
     struct jinja_value *there;
@@ -432,7 +432,7 @@ enum aq_status jinja_contains(struct jinja_run *run, struct jinja_value where, s
     *out = false;
     switch (where.kind) {
     case JINJA_STRING:
-        if (what.kind == JINJA_UNDEFINED) return fail_undefined(run, what);
+        if (what.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, what);
         if (what.kind != JINJA_STRING)
             return jinja_fail(run, AQ_INVAL, "only a str can be in a str, not a %s", jinja_kind_text(what));
         AQ_TRY(jinja_charge(run, where.bytes));

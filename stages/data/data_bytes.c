@@ -299,10 +299,8 @@ bool data_bytes_packed(const struct data_bytes *bytes)
 
 static enum aq_status begin(struct data_bytes *bytes)
 {
-    void *memory;
     AQ_TRY(aq_given_whole(AREA, bytes->path, bytes->file));
-    AQ_TRY(aq_alloc(IN_BYTES, &memory));
-    bytes->in = memory;
+    AQ_TRY(aq_alloc_at(IN_BYTES, &bytes->in));
     AQ_TRY(refill(bytes));
     AQ_TRY(data_check_format(bytes->path, bytes->in, bytes->count));
     const struct data_packing *packing = packing_of(bytes->in, bytes->count);
@@ -318,9 +316,8 @@ static enum aq_status begin(struct data_bytes *bytes)
 
 enum aq_status data_bytes_open(const char *path, struct data_bytes **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct data_bytes), &memory));
-    struct data_bytes *bytes = memory;
+    struct data_bytes *bytes;
+    AQ_TRY(AQ_NEW(1, &bytes));
     *bytes = (struct data_bytes){.path = path, .file = -1};
     enum aq_status status = aq_given_open(AREA, path, &bytes->file);
     if (status == AQ_OK) status = begin(bytes);

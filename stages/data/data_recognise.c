@@ -78,7 +78,11 @@ static struct finding by_file(const struct aq_dataset_config *config, const stru
     if (form == DATA_TEXT) {
         found = by_bytes(config);
     } else if (wants_labels(config)) {
+        json_t *object = config->columns.text ? NULL : first_object(reader);
         found = (struct finding){"tsv", "rows with labels"};
+        if (config->image.side > 0 && json_is_string(json_object_get(object, "file")))
+            found = (struct finding){"image_files", "rows with files"};
+        json_decref(object);
     } else {
         json_t *object = first_object(reader);
         if (object || table) found = by_object(config, roles, object, table);

@@ -117,9 +117,8 @@ static enum aq_status begin(struct data_reader *reader)
 
 enum aq_status data_reader_open(const char *path, const struct data_how *how, struct data_reader **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct data_reader), &memory));
-    struct data_reader *reader = memory;
+    struct data_reader *reader;
+    AQ_TRY(AQ_NEW(1, &reader));
     reader->path = path;
     reader->how = *how;
     reader->line = 1;
@@ -225,4 +224,12 @@ bool data_looks_like_lines(const uint8_t *head, size_t bytes)
     const bool is = json_is_object(object);
     json_decref(object);
     return is;
+}
+
+uint32_t data_text_fields(uint32_t T, const struct aq_dataset_image *image, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+{
+    (void)image;
+    out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
+    out[1] = (struct aq_field){.name = "targets", .type = AQ_FIELD_I32, .count = T};
+    return 2;
 }

@@ -31,6 +31,7 @@
 #include <jansson.h>
 
 #include "data_bytes.h"
+#include "data_label.h"
 #include "dataset_kind.h"
 
 enum data_form { DATA_TEXT, DATA_LINES, DATA_ARRAY, DATA_CSV, DATA_TSV };
@@ -42,11 +43,6 @@ struct data_how {
     enum data_form fallback; /* of files with another ending                                       */
     bool quotes;             /* tsv: quotes are read as those of csv are                           */
     bool named;              /* csv, tsv: the first row has the names of the columns               */
-};
-
-struct data_cell {
-    const char *at;
-    size_t bytes;
 };
 
 struct data_record {
@@ -93,5 +89,8 @@ enum aq_status data_line_object(const char *path, uint64_t line, const char *at,
 
 /* Does a text start with a line that is a JSON object? */
 bool data_looks_like_lines(const uint8_t *head, size_t bytes);
+
+/* The fields of samples of text: tokens and targets, T of each. */
+uint32_t data_text_fields(uint32_t T, const struct aq_dataset_image *image, struct aq_field out[AQ_BATCH_FIELDS_MAX]);
 
 #endif

@@ -22,7 +22,6 @@
 #define DATA_ROLES_H
 
 #include <jansson.h>
-#include <stdbool.h>
 
 #include "aqsgd/base.h"
 

@@ -18,7 +18,7 @@ const char *aq_labels_kind(void)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-        if (kinds[i]->fields(1, fields) == 1 && strcmp(fields[0].name, "labels") == 0) return kinds[i]->name;
+        if (kinds[i]->fields(1, NULL, fields) == 1 && strcmp(fields[0].name, "labels") == 0) return kinds[i]->name;
     }
     return NULL;
 }
@@ -40,27 +40,27 @@ static const struct aq_dataset_kind *kind_find(const char *name)
     return NULL;
 }
 
-uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX])
+uint32_t aq_dataset_fields(const char *kind, uint32_t T, const struct aq_dataset_image *image,
+                           struct aq_field fields[AQ_BATCH_FIELDS_MAX])
 {
     const struct aq_dataset_kind *of = kind_find(kind);
-    return of ? of->fields(T, fields) : 0;
+    return of ? of->fields(T, image, fields) : 0;
 }
 
-uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples)
+uint64_t aq_dataset_bytes(const char *kind, uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
     const struct aq_dataset_kind *of = kind_find(kind);
-    return of ? of->bytes(T, samples) : 0;
+    return of ? of->bytes(T, image, samples) : 0;
 }
 
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out)
 {
     const struct aq_dataset_kind *kind = kind_find(config->kind);
-    void *memory;
     enum aq_status status;
     if (!kind) return aq_fail(AQ_INVAL, DATASET_AREA, "the kind of data %s is unknown", config->kind);
     if (config->path_count == 0) return aq_fail(AQ_INVAL, DATASET_AREA, "no file is given");
-    AQ_TRY(aq_alloc(sizeof(struct aq_dataset), &memory));
-    struct aq_dataset *dataset = memory;
+    struct aq_dataset *dataset;
+    AQ_TRY(AQ_NEW(1, &dataset));
     *dataset = (struct aq_dataset){.kind = kind, .skip = config->skip, .T = config->T};
     AQ_TRY_GOTO(kind->open(config, &dataset->state, &dataset->facts), out);
     const uint64_t samples = dataset->facts.samples;
@@ -152,6 +152,12 @@ bool aq_dataset_kind_lengths(const char *kind)
     return of && of->lengths;
 }
 
+bool aq_dataset_kind_names_files(const char *kind)
+{
+    const struct aq_dataset_kind *of = kind_find(kind);
+    return of && of->names_files;
+}
+
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count)
 {
     AQ_ASSERT(index < dataset->count);
@@ -173,12 +179,6 @@ uint64_t aq_dataset_dropped(const struct aq_dataset *dataset)
 uint64_t aq_dataset_digest(const struct aq_dataset *dataset)
 {
     return dataset->facts.digest;
-}
-
-uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index)
-{
-    AQ_ASSERT(index < dataset->count);
-    return dataset->skip + index;
 }
 
 enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index, void *const values[AQ_BATCH_FIELDS_MAX])

@@ -10,9 +10,10 @@ static enum aq_status images_open(const struct aq_dataset_config *config, void *
     return image_records_open(&format, config, state, facts);
 }
 
-static uint64_t bytes(uint32_t T, uint64_t samples)
+static uint64_t bytes(uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
     (void)T;
+    (void)image;
     return samples * image_record_bytes(&format);
 }
 

@@ -72,13 +72,6 @@ struct reader {
     uint32_t end_count;
 };
 
-static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
-{
-    out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
-    out[1] = (struct aq_field){.name = "targets", .type = AQ_FIELD_I32, .count = T};
-    return 2;
-}
-
 /* Room for `more` elements of this size. AQ_NOMEM; they stay as they were. */
 static enum aq_status rows_reserve(struct rows *rows, uint64_t more, size_t each)
 {
@@ -352,14 +345,10 @@ static enum aq_status samples_make(struct instruct *of, bool packs)
     void *memory;
     if (count > UINT32_MAX)
         return aq_fail(AQ_INVAL, AREA, "%llu conversations are too many", (unsigned long long)count);
-    AQ_TRY(aq_alloc(count * sizeof *of->order, &memory));
-    of->order = memory;
-    AQ_TRY(aq_alloc((count + 1) * sizeof *of->first, &memory));
-    of->first = memory;
-    AQ_TRY(aq_alloc(count * sizeof *of->lengths, &memory));
-    of->lengths = memory;
-    AQ_TRY(aq_alloc(count * sizeof *of->targets, &memory));
-    of->targets = memory;
+    AQ_TRY(AQ_NEW(count, &of->order));
+    AQ_TRY(AQ_NEW(count + 1, &of->first));
+    AQ_TRY(AQ_NEW(count, &of->lengths));
+    AQ_TRY(AQ_NEW(count, &of->targets));
     AQ_TRY(aq_alloc(count * sizeof(uint32_t), &memory));
     pack(of, packs, memory);
     order_fill(of, memory);
@@ -369,9 +358,7 @@ static enum aq_status samples_make(struct instruct *of, bool packs)
 
 static enum aq_status parts_make(struct instruct *of)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(of->starts.count * sizeof *of->parts, &memory));
-    of->parts = memory;
+    AQ_TRY(AQ_NEW(of->starts.count, &of->parts));
     for (uint64_t i = 0; i < of->starts.count; i++)
         of->parts[i] = places_of(of, of->order[i]);
     return AQ_OK;
@@ -436,12 +423,10 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
 static enum aq_status instruct_open(const struct aq_dataset_config *config, void **state, struct dataset_facts *facts)
 {
     struct aq_tokenizer *own = NULL;
-    void *memory;
     if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a sample must have room for at least 1 token, T is 0");
-    AQ_TRY(aq_alloc(sizeof(struct instruct), &memory));
-    *state = memory;
-    AQ_TRY(aq_alloc(sizeof(struct reader), &memory));
-    struct reader *reader = memory;
+    AQ_TRY(aq_alloc_at(sizeof(struct instruct), state));
+    struct reader *reader;
+    AQ_TRY(AQ_NEW(1, &reader));
     *reader = (struct reader){.config = config, .to = *state, .path = config->paths[0]};
     reader->faults.allowed = config->skip_invalid;
     enum aq_status status = data_roles_open(config->names, &reader->roles);
@@ -497,8 +482,9 @@ static uint32_t targets_of(const void *state, uint64_t sample)
     return of->targets[sample];
 }
 
-static uint64_t bytes(uint32_t T, uint64_t samples)
+static uint64_t bytes(uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
+    (void)image;
     /* At most: one token per conversation. */
     return samples * (T + 1ull) * (sizeof(int32_t) + 1 + sizeof(uint64_t) + sizeof(uint32_t));
 }
@@ -507,7 +493,7 @@ extern const struct aq_dataset_kind aq_dataset_instruct;
 const struct aq_dataset_kind aq_dataset_instruct = {.name = "instruct",
                                                     .what = "sample",
                                                     .lengths = true,
-                                                    .fields = fields,
+                                                    .fields = data_text_fields,
                                                     .open = instruct_open,
                                                     .close = instruct_close,
                                                     .get = get,

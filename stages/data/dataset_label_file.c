@@ -28,8 +28,9 @@ static uint32_t label_of(const struct labels *labels, uint64_t sample)
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+static uint32_t fields(uint32_t T, const struct aq_dataset_image *image, struct aq_field out[AQ_BATCH_FIELDS_MAX])
 {
+    (void)image;
     (void)T;
     out[0] = (struct aq_field){.name = "labels", .type = AQ_FIELD_I32, .count = 1};
     return 1;
@@ -71,8 +72,9 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
     *(int32_t *)values[0] = (int32_t)label_of(state, sample);
 }
 
-static uint64_t bytes(uint32_t T, uint64_t samples)
+static uint64_t bytes(uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
+    (void)image;
     (void)T;
     return HEAD_BYTES + samples * LABEL_BYTES;
 }

@@ -38,13 +38,6 @@ struct text {
     int32_t before[AQ_TOKENIZER_FRAME_MAX];
 };
 
-static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
-{
-    out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
-    out[1] = (struct aq_field){.name = "targets", .type = AQ_FIELD_I32, .count = T};
-    return 2;
-}
-
 /*
  * The form of a mapped file, and whether it is packed. A packed one's form follows from its name and, if that is .json,
  * from its unpacked start.
@@ -355,15 +348,16 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
 }
 
 /* Samples overlap by one token. */
-static uint64_t bytes(uint32_t T, uint64_t samples)
+static uint64_t bytes(uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
+    (void)image;
     return (samples * T + 2) * sizeof(int32_t);
 }
 
 extern const struct aq_dataset_kind aq_dataset_text;
 const struct aq_dataset_kind aq_dataset_text = {.name = "text",
                                                 .what = "block",
-                                                .fields = fields,
+                                                .fields = data_text_fields,
                                                 .open = text_open,
                                                 .close = text_close,
                                                 .get = get,

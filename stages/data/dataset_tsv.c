@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "data_faults.h"
+#include "data_label.h"
 #include "data_record.h"
 #include "dataset_kind.h"
 #include "tokenizer.h"
@@ -29,7 +30,7 @@
 #define AREA   DATASET_AREA
 #define SCORES "scores"
 
-enum { SCORE_BYTES = 64, FIELDS_MAX = DATA_FIELDS_MAX, NAME_BYTES = 64, SHOWN = 40, LABELS_MAX = 1 << 20 };
+enum { SCORE_BYTES = 64, FIELDS_MAX = DATA_FIELDS_MAX, NAME_BYTES = 64, SHOWN = 40 };
 enum { NUMBER_BYTES = 40 };
 
 union label {
@@ -75,8 +76,9 @@ struct reader {
     char numbers[COLUMNS][NUMBER_BYTES];
 };
 
-static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+static uint32_t fields(uint32_t T, const struct aq_dataset_image *image, struct aq_field out[AQ_BATCH_FIELDS_MAX])
 {
+    (void)image;
     out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
     out[1] = (struct aq_field){.name = "labels", .type = AQ_FIELD_I32, .count = 1};
     out[2] = (struct aq_field){.name = SCORES, .type = AQ_FIELD_F32, .count = 1};
@@ -175,60 +177,18 @@ static enum aq_status cells_of_object(struct reader *reader, const json_t *objec
     return AQ_OK;
 }
 
-/* The number of a label by the list of names, -1: none. */
-static int32_t label_named(const char *names, const struct data_cell *field)
-{
-    int32_t number = 0;
-    for (const char *at = names; *at; number++) {
-        at += strspn(at, " ");
-        const char *end = at + strcspn(at, ",");
-        const char *last = end;
-        while (last > at && last[-1] == ' ')
-            last--;
-        if ((size_t)(last - at) == field->bytes && memcmp(at, field->at, field->bytes) == 0) return number;
-        at = *end ? end + 1 : end;
-    }
-    return -1;
-}
-
-/* Names of labels: none is empty, none occurs twice. */
-static enum aq_status labels_check(const char *names)
-{
-    int32_t number = 0;
-    for (const char *at = names; at; number++) {
-        const char *comma = strchr(at, ',');
-        at += strspn(at, " ");
-        size_t bytes = comma ? (size_t)(comma > at ? comma - at : 0) : strlen(at);
-        while (bytes > 0 && at[bytes - 1] == ' ')
-            bytes--;
-        const struct data_cell field = {.at = at, .bytes = bytes};
-        if (bytes == 0)
-            return aq_fail(AQ_INVAL, AREA, "data.labels: name %d is empty: names between commas", number + 1);
-        if (label_named(names, &field) != number)
-            return aq_fail(AQ_INVAL, AREA, "data.labels: \"%.*s\" comes twice", bytes < SHOWN ? (int)bytes : SHOWN, at);
-        at = comma ? comma + 1 : NULL;
-    }
-    return AQ_OK;
-}
-
-static enum aq_status label_refuse(const struct reader *reader, const struct data_cell *field, const char *may)
-{
-    const int shown = field->bytes < SHOWN ? (int)field->bytes : SHOWN;
-    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the label \"%.*s\" is %s", reader->path,
-                   (unsigned long long)reader->line, shown, field->at, may);
-}
-
 /* A decimal number, as it is in a table: no blanks, no hexadecimal one, not infinite. */
 static enum aq_status score_of(const struct reader *reader, const struct data_cell *field, float *out)
 {
     char text[SCORE_BYTES];
     char *end = text;
-    if (field->bytes == 0 || field->bytes >= sizeof text) return label_refuse(reader, field, "not a number");
+    if (field->bytes == 0 || field->bytes >= sizeof text)
+        return data_label_refuse(reader->path, reader->line, field, "not a number");
     memcpy(text, field->at, field->bytes);
     text[field->bytes] = 0;
     const float value = strtof(text, &end);
     if (*end || strspn(text, "+-.0123456789eE") != field->bytes || !isfinite(value))
-        return label_refuse(reader, field, "not a number");
+        return data_label_refuse(reader->path, reader->line, field, "not a number");
     *out = value;
     return AQ_OK;
 }
@@ -236,21 +196,8 @@ static enum aq_status score_of(const struct reader *reader, const struct data_ce
 static enum aq_status label_of(const struct reader *reader, union label *out)
 {
     const struct data_cell *field = &reader->cells[LABEL];
-    const char *names = reader->config->columns.names;
-    int64_t number = 0;
     if (reader->tsv->scored) return score_of(reader, field, &out->score);
-    if (names) {
-        out->number = label_named(names, field);
-        return out->number >= 0 ? AQ_OK : label_refuse(reader, field, "not in data.labels");
-    }
-    for (size_t i = 0; i < field->bytes && number < LABELS_MAX; i++) {
-        if (field->at[i] < '0' || field->at[i] > '9')
-            return label_refuse(reader, field, "not a number from 0; name the labels in data.labels");
-        number = number * 10 + (field->at[i] - '0');
-    }
-    if (field->bytes == 0 || number >= LABELS_MAX) return label_refuse(reader, field, "not a number from 0 to 1048575");
-    out->number = (int32_t)number;
-    return AQ_OK;
+    return data_label_read(reader->path, reader->line, field, reader->config->columns.names, &out->number);
 }
 
 static enum aq_status grow(struct tsv *tsv)
@@ -449,16 +396,6 @@ static enum aq_status add_files(struct reader *reader)
     return data_faults_end(&reader->faults);
 }
 
-/* Names of labels count whether a file has them all or not. */
-static void outputs_of_names(const char *names, struct tsv *tsv)
-{
-    if (!names) return;
-    uint32_t count = 1;
-    for (const char *comma = strchr(names, ','); comma; comma = strchr(comma + 1, ','))
-        count++;
-    if (count > tsv->outputs) tsv->outputs = count;
-}
-
 static void facts_of(const struct tsv *tsv, uint32_t vocabulary, struct dataset_facts *facts)
 {
     const uint64_t tokens = aq_digest(tsv->tokens.at, tsv->tokens.count * sizeof *tsv->tokens.at);
@@ -478,8 +415,8 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
     if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a sample must have room for at least 1 token, T is 0");
     AQ_TRY(aq_alloc(sizeof(struct tsv), &memory));
     struct tsv *tsv = *state = memory;
-    AQ_TRY(aq_alloc(sizeof(struct reader), &memory));
-    struct reader *reader = memory;
+    struct reader *reader;
+    AQ_TRY(AQ_NEW(1, &reader));
     *reader = (struct reader){.config = config, .tsv = tsv};
     reader->faults.allowed = config->skip_invalid;
     tsv->scored = config->field && strcmp(config->field, SCORES) == 0;
@@ -487,7 +424,7 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
     if (tsv->scored && config->columns.names)
         status = aq_fail(AQ_INVAL, AREA,
                          "data.labels: this task predicts a number, so labels have no names: leave the key out");
-    if (status == AQ_OK) status = labels_check(config->columns.names);
+    if (status == AQ_OK) status = data_labels_check(config->columns.names);
     if (status == AQ_OK) status = columns_of(reader);
     if (status == AQ_OK && !config->tokenizer)
         status = aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own);
@@ -502,7 +439,8 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
     if (status == AQ_OK && tsv->samples == 0)
         status = aq_fail(AQ_INVAL, AREA, "%s: has no line with a sample", config->paths[0]);
     if (status == AQ_OK) {
-        outputs_of_names(config->columns.names, tsv);
+        const uint32_t named = data_labels_count(config->columns.names);
+        if (named > tsv->outputs) tsv->outputs = named; /* whether a file has them all or not */
         facts_of(tsv, dataset_vocabulary(config, reader->tokenizer), facts);
         status = aq_tokenizer_within(reader->tokenizer, tsv->tokens.at, tsv->tokens.count, config->tokens_max);
     }
@@ -539,8 +477,9 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
                                                            : tsv->second_type;
 }
 
-static uint64_t bytes(uint32_t T, uint64_t samples)
+static uint64_t bytes(uint32_t T, const struct aq_dataset_image *image, uint64_t samples)
 {
+    (void)image;
     return samples * (T * sizeof(int32_t) + sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(int32_t));
 }
 

@@ -181,9 +181,8 @@ static enum aq_status alpaca_messages(const struct data_roles *roles, json_t *ob
                                       const char *place, struct instruct_line *out)
 {
     const size_t asked = json_string_length(parts[0]), more = json_string_length(parts[1]);
-    void *memory;
-    AQ_TRY(aq_alloc(asked + more + 3, &memory));
-    char *text = memory;
+    char *text;
+    AQ_TRY(AQ_NEW(asked + more + 3, &text));
     memcpy(text, json_string_value(parts[0]), asked);
     if (more) memcpy(text + asked, "\n\n", 2);
     if (more) memcpy(text + asked + 2, json_string_value(parts[1]), more);

@@ -1,6 +1,5 @@
 /* text_cache.c -- the file of tokens. See text_tokens.h. */
 #include <assert.h>
-#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -50,8 +50,7 @@ void text_map_close(struct text_map *map)
     *map = (struct text_map){.at = NULL};
 }
 
-/* Tokens in memory: half of it. */
-static size_t tokens_max(void)
+size_t text_numbers_max(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     return pages > 0 && page > 0 ? (size_t)pages / 2 * ((size_t)page / sizeof(int32_t)) : SIZE_MAX;
@@ -63,13 +62,13 @@ enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size
     sink->count += count;
     if (sink->file >= 0) {
         sink->unwritten = !aq_write_all(sink->file, tokens, count * sizeof(int32_t));
-        return sink->unwritten ? aq_fail_errno(AREA, "cannot write tokens to the cache (data.cache)") : AQ_OK;
+        return sink->unwritten ? aq_fail_errno(AREA, "cannot write to the cache (data.cache)") : AQ_OK;
     }
-    if ((sink->list.count + count) > tokens_max())
+    if ((sink->list.count + count) > text_numbers_max())
         return aq_fail(AQ_NOMEM, AREA,
                        "these texts have more than %zu tokens, half of this machine's memory: name a folder in "
                        "data.cache, where they are kept on disk, or read fewer (data.train_samples_max)",
-                       tokens_max());
+                       text_numbers_max());
     AQ_TRY(aq_token_list_reserve(&sink->list, count));
     memcpy(sink->list.at + sink->list.count, tokens, count * sizeof(int32_t));
     sink->list.count += count;
@@ -127,12 +126,10 @@ static enum aq_status add_object(struct piece *piece, const json_t *object)
 /* A line is bad: it is noted, and gives no tokens. */
 static enum aq_status note_fault(struct piece *piece, enum aq_status status, size_t tokens, const char *why)
 {
-    void *memory;
     piece->tokens.count = tokens;
     if (!data_fault_is(status)) return aq_fail(status, AREA, "%s", why);
     if (!piece->faults) {
-        AQ_TRY(aq_alloc(sizeof *piece->faults, &memory));
-        piece->faults = memory;
+        AQ_TRY(AQ_NEW(1, &piece->faults));
         piece->faults->allowed = piece->how->faults->allowed;
     }
     data_faults_note(piece->faults, piece->path, piece->line, why);

@@ -56,6 +56,8 @@ struct text_sink {
     bool unwritten; /* the file does not take them: the texts are not to blame */
     char aside[64]; /* its name in the cache folder, until it is whole         */
 };
+/* How many of them memory may take: half of it. */
+size_t text_numbers_max(void);
 enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size_t count);
 
 /*

@@ -238,10 +238,9 @@ static enum aq_status nf4_double_pack(const float *values, uint64_t count, uint8
 {
     const uint64_t groups = groups_of(count);
     float map[AQ_NF4_MAP];
-    void *memory;
-    AQ_TRY(aq_alloc(groups * sizeof(float), &memory));
-    const float *scales = memory;
-    blocks_pack(values, count, parts[0], memory);
+    float *scales;
+    AQ_TRY(AQ_NEW(groups, &scales));
+    blocks_pack(values, count, parts[0], (uint8_t *)scales);
     map_make(map);
     const float offset = map[MAP_VALUES] = mean_of(scales, groups);
     for (uint64_t first = 0; first < groups; first += AQ_NF4_SCALES) {
@@ -250,7 +249,7 @@ static enum aq_status nf4_double_pack(const float *values, uint64_t count, uint8
         memcpy(parts[2] + first / AQ_NF4_SCALES * sizeof most, &most, sizeof most);
     }
     memcpy(parts[3], map, sizeof map);
-    aq_free(memory);
+    aq_free(scales);
     return AQ_OK;
 }
 

@@ -65,12 +65,11 @@ enum aq_status aq_gguf_open(const struct aq_gguf_about *about, struct aq_gguf **
 {
     const uint32_t type = type_find(about->type);
     const struct gguf_family *family = NULL;
-    void *memory;
     if (type == TYPES)
         return aq_fail(AQ_INVAL, GGUF_AREA, "type %s: a GGUF file has %s here", about->type, aq_gguf_types);
     AQ_TRY(gguf_family_find(about->model, &family));
-    AQ_TRY(aq_alloc(sizeof(struct aq_gguf), &memory));
-    struct aq_gguf *gguf = memory;
+    struct aq_gguf *gguf;
+    AQ_TRY(AQ_NEW(1, &gguf));
     *gguf = (struct aq_gguf){.model = *about->model, .family = family, .q8 = types[type].q8};
     const enum aq_status status = put_keys(about, type, gguf);
     if (status != AQ_OK)

@@ -51,9 +51,7 @@ struct words {
 
 static enum aq_status words_room(struct words *words, uint32_t count)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(count * sizeof(struct token), &memory));
-    words->tokens = memory;
+    AQ_TRY(AQ_NEW(count, &words->tokens));
     words->count = count;
     for (uint32_t i = 0; i < count; i++)
         words->tokens[i] = (struct token){.type = TOKEN_UNUSED};
@@ -379,7 +377,6 @@ enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *
     const size_t count = sizeof readers / sizeof readers[0];
     struct aq_tokenizer *tokenizer;
     struct words *words;
-    void *memory;
     size_t reader = 0;
     while (reader < count && strcmp(readers[reader].kind, about->tokenizer) != 0)
         reader++;
@@ -390,9 +387,8 @@ enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *
                        about->tokenizer);
     /* Opening it checks the files: what is read again below has its form. */
     AQ_TRY(aq_tokenizer_open(about->tokenizer, about->tokenizer_path, &tokenizer));
-    enum aq_status status = aq_alloc(sizeof(struct words), &memory);
+    enum aq_status status = AQ_NEW(1, &words);
     if (status == AQ_OK) {
-        words = memory;
         status = words_room(words, about->model->vocabulary);
         if (status == AQ_OK) status = readers[reader].read(about, words);
         if (status == AQ_OK) put_words(about, tokenizer, words, keys);

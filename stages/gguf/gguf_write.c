@@ -145,9 +145,7 @@ static void squeeze(struct aq_weights_tensor *source)
 static enum aq_status entries_make(struct file *file, const struct aq_weights_tensor *tensors, uint32_t count)
 {
     const struct aq_gguf *gguf = file->gguf;
-    void *memory;
-    AQ_TRY(aq_alloc((count + GGUF_FACTOR_LISTS) * sizeof(struct entry), &memory));
-    file->entries = memory;
+    AQ_TRY(AQ_NEW(count + GGUF_FACTOR_LISTS, &file->entries));
     file->floats_max = PIECE_FLOATS;
     factors_place(file);
     for (uint32_t i = 0; i < count; i++) {
@@ -160,10 +158,8 @@ static enum aq_status entries_make(struct file *file, const struct aq_weights_te
         if (entry->place.turn && entry->source.dimensions == 2) entry->source.transposed = !entry->source.transposed;
         entry_place(file, entry);
     }
-    AQ_TRY(aq_alloc(file->floats_max * sizeof(float), &memory));
-    file->floats = memory;
-    AQ_TRY(aq_alloc(file->columns_max * sizeof(float), &memory));
-    file->row = memory;
+    AQ_TRY(AQ_NEW(file->floats_max, &file->floats));
+    AQ_TRY(AQ_NEW(file->columns_max, &file->row));
     return AQ_OK;
 }
 
@@ -292,9 +288,8 @@ enum aq_status aq_gguf_write(const struct aq_gguf *gguf, const char *folder, con
                              const struct aq_weights_tensor *tensors, uint32_t count,
                              void (*progress)(void *context, uint64_t done, uint64_t total), void *context)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct file), &memory));
-    struct file *file = memory;
+    struct file *file;
+    AQ_TRY(AQ_NEW(1, &file));
     *file =
         (struct file){.gguf = gguf, .folder = folder, .name = name, .fd = -1, .progress = progress, .context = context};
     enum aq_status status = entries_make(file, tensors, count);

@@ -16,10 +16,9 @@ static uint64_t side_of(uint32_t rows)
     return side;
 }
 
-struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in, uint32_t K, uint32_t which,
-                                bool relu)
+struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in,
+                                const struct aq_cut_shape *out, uint32_t K, uint32_t which, bool relu)
 {
-    const struct aq_cut_shape *out = &layer->out;
     const uint64_t side = side_of(in->rows);
     return (struct image_conv){.shape = {.height = side,
                                          .width = side,
@@ -29,16 +28,21 @@ struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_s
                                          .stride = out->rows < in->rows ? 2 : 1},
                                .first = which * (layer->groups ? GROUP_TENSORS : TENSORS),
                                .groups = layer->groups,
-                               .relu = relu};
+                               .relu = relu,
+                               .published = layer->transposed};
 }
 
 void image_conv_tensors(const struct image_conv *self, const char *conv, const char *norm, struct layer_list *list)
 {
     static const char *const names[] = {"weight", "bias", "running_mean", "running_var"};
     const uint64_t N = self->shape.N, taps = self->shape.K * self->shape.K;
+    const float std = sqrtf(2.0f / (float)(taps * N));
     char name[AQ_TENSOR_NAME_MAX];
     snprintf(name, sizeof name, "%s.weight", conv);
-    layer_list_add(list, name, taps * self->shape.C, N, sqrtf(2.0f / (float)(taps * N)), 0);
+    if (self->published)
+        layer_list_add_linear(list, name, taps * self->shape.C, N, (uint32_t)self->shape.K, std);
+    else
+        layer_list_add(list, name, taps * self->shape.C, N, std, 0);
     for (int i = 0; i < (self->groups ? 2 : 4); i++) {
         snprintf(name, sizeof name, "%s.%s", norm, names[i]);
         if (i < 2)

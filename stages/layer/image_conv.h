@@ -21,6 +21,7 @@ struct image_conv {
     uint32_t first;             /* of its tensors                         */
     uint32_t groups;            /* of its norm (layer.groups); 0: a batch norm */
     bool relu;
+    bool published; /* files have its weights as nn.Conv2d does (layer.transposed) */
 };
 
 /* What it keeps of forward. */
@@ -29,9 +30,9 @@ struct image_conv_kept {
     float *mean, *rstd; /* N; of the slot: a forward that is made again finds them. A group norm's: B groups */
 };
 
-/* Convolution `which` of the layer. rows x columns of its cut as images: rows are the square of a side. */
-struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in, uint32_t K, uint32_t which,
-                                bool relu);
+/* Convolution `which` of the layer. rows x columns as images: rows are the square of a side. Fewer of out: stride 2. */
+struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in,
+                                const struct aq_cut_shape *out, uint32_t K, uint32_t which, bool relu);
 void image_conv_tensors(const struct image_conv *self, const char *conv, const char *norm, struct layer_list *list);
 /* Its memory of LAYER_KEPT and LAYER_SLOT; none else. */
 void image_conv_place(const struct image_conv *self, const struct aq_stage_config *config, enum layer_memory what,

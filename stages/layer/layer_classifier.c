@@ -9,8 +9,8 @@
 enum { WEIGHT, BIAS };
 
 struct classifier_slot {
-    float *logits; /* their gradient, once the loss is made */
-    struct layer_verdict verdict;
+    struct layer_verdict verdict; /* the first member: layer.h */
+    float *logits;                /* their gradient, once the loss is made */
 };
 
 static uint64_t values_of(const struct layer *layer)
@@ -23,7 +23,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     const float std = sqrtf(1.0f / (float)values_of(layer));
     (void)config;
     if (layer->transposed)
-        layer_list_add_linear(list, "weight", values_of(layer), layer->out.columns, std);
+        layer_list_add_linear(list, "weight", values_of(layer), layer->out.columns, 0, std);
     else
         layer_list_add(list, "weight", values_of(layer), layer->out.columns, std, 0);
     layer_list_add(list, "bias", 0, layer->out.columns, 0, 0);
@@ -45,20 +45,6 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     const double product = 2.0 * config->B * (double)values_of(layer) * layer->out.columns;
     const double weights = layer->trained >> WEIGHT & 1 ? product : 0;
     *out = (struct layer_flops){product, weights + (layer_goes_on(layer, 0) ? product : 0), weights};
-}
-
-static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
-                            const struct aq_batch *batch, uint32_t tokens_used)
-{
-    (void)tokens_used;
-    return layer_verdict_check(layer, config, batch);
-}
-
-static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
-{
-    const struct classifier_slot *slot = run->slot;
-    (void)used;
-    return layer_verdict_take(run, batch, &slot->verdict);
 }
 
 static struct aq_matmul product(const struct layer_run *run, uint64_t M, uint64_t N, uint64_t K, const float *a,
@@ -85,13 +71,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     args.bias = run->w[BIAS];
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     if (!run->compares) return AQ_OK;
-    return layer_verdict_make(run, slot->logits, run->train ? slot->logits : NULL, AQ_F32, &slot->verdict);
-}
-
-static void count(const struct layer_run *run, struct aq_stage_loss *out)
-{
-    const struct classifier_slot *slot = run->slot;
-    layer_verdict_count(run, &slot->verdict, out);
+    return layer_verdict_make(run, slot->logits, run->train ? slot->logits : NULL, AQ_F32);
 }
 
 /* Of sample 0, where no loss has used them up. */
@@ -138,10 +118,10 @@ const struct layer_kind layer_classifier = {.name = "classifier",
                                             .tensors = tensors,
                                             .place = place,
                                             .flops = flops,
-                                            .check = check,
-                                            .take = take,
+                                            .check = layer_verdict_check,
+                                            .take = layer_verdict_take,
                                             .forward = forward,
                                             .backward = backward,
                                             .weights = weights,
-                                            .count = count,
+                                            .count = layer_verdict_count,
                                             .output = output};

@@ -1,6 +1,7 @@
 /*
- * layer_image_stem.c -- the first layer of a residual network of small images: pixels of square images, line by line,
- * as rows of colours, then a convolution of 3 x 3 with its normalization and ReLU (He et al. 2016, section 4.2).
+ * layer_image_stem.c -- the first layer of a residual network: pixels of square images, line by line, as rows of
+ * colours, then a convolution with its normalization and ReLU: of 3 x 3 (He et al. 2016, section 4.2), or, where it
+ * gives fewer rows than the images have, of 7 x 7 and stride 2, with a max pooling of 3 x 3 and stride 2 (table 1).
  */
 #include "image_conv.h"
 
@@ -10,23 +11,35 @@ enum { COLOURS = 3 };
 
 struct stem_slot {
     float *pixels, *host_pixels; /* device; pinned: not written again before the stream has copied it */
+    float *h;                    /* what is pooled; or none */
     struct image_conv_kept kept;
 };
 
 struct stem_state {
-    float *dc; /* work */
+    float *dc, *dh; /* work; dh: of what is pooled */
 };
 
-/* The images that it reads are as large as what it gives. */
+static bool pools(const struct layer *layer)
+{
+    return layer->out.rows < layer->side * layer->side;
+}
+
 static struct image_conv conv_of(const struct layer *layer)
 {
-    const struct aq_cut_shape images = {.rows = layer->out.rows, .columns = COLOURS};
-    return image_conv_of(layer, &images, 3, 0, true);
+    const struct aq_cut_shape images = {.rows = layer->side * layer->side, .columns = COLOURS};
+    return image_conv_of(layer, &images, &layer->out, pools(layer) ? 7 : 3, 0, true);
+}
+
+static struct aq_pool_shape pool_of(const struct layer *layer, uint64_t samples)
+{
+    const uint64_t side = aq_conv_out(layer->side, 2);
+    return (struct aq_pool_shape){
+        .samples = samples, .height = side, .width = side, .C = layer->out.columns, .K = 3, .stride = 2};
 }
 
 static uint64_t values_of(const struct layer *layer)
 {
-    return (uint64_t)layer->out.rows * COLOURS;
+    return (uint64_t)layer->side * layer->side * COLOURS;
 }
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
@@ -45,9 +58,12 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     const uint64_t pixels = config->B * values_of(layer) * sizeof(float);
     if (what == LAYER_SLOT) slot->pixels = aq_arena_take(arena, pixels);
     if (what == LAYER_HOST) slot->host_pixels = aq_arena_take(arena, pixels);
+    const uint64_t values = config->B * image_conv_values(&conv) * sizeof(float);
     if (what == LAYER_KEPT || what == LAYER_SLOT) image_conv_place(&conv, config, what, arena, &slot->kept);
-    if (what == LAYER_WORK && !config->inference)
-        state->dc = aq_arena_take(arena, config->B * image_conv_values(&conv) * sizeof(float));
+    if (what == LAYER_KEPT && pools(layer)) slot->h = aq_arena_take(arena, values);
+    if (what != LAYER_WORK || config->inference) return;
+    state->dc = aq_arena_take(arena, values);
+    if (pools(layer)) state->dh = aq_arena_take(arena, values);
 }
 
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
@@ -81,7 +97,10 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const struct stem_slot *slot = run->slot;
     const struct image_conv conv = conv_of(run->layer);
     (void)x;
-    return image_conv_forward(&conv, run, &slot->kept, slot->pixels, NULL, y);
+    if (!pools(run->layer)) return image_conv_forward(&conv, run, &slot->kept, slot->pixels, NULL, y);
+    AQ_TRY(image_conv_forward(&conv, run, &slot->kept, slot->pixels, NULL, slot->h));
+    const struct aq_max_pool pool = {.shape = pool_of(run->layer, run->samples), .x = slot->h, .y = y};
+    return y ? aq_device_max_pool(run->device, &pool, run->stream) : AQ_OK;
 }
 
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
@@ -93,6 +112,12 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     (void)x;
     (void)dx;
     (void)below;
+    if (pools(run->layer)) {
+        const struct aq_max_pool_backward pool = {
+            .shape = pool_of(run->layer, run->samples), .x = slot->h, .dy = dy, .dx = state->dh};
+        AQ_TRY(aq_device_max_pool_backward(run->device, &pool, run->stream));
+        dy = state->dh;
+    }
     const struct image_conv_backward what = {.x = slot->pixels, .dy = dy, .dc = state->dc};
     return image_conv_backward(&conv, run, &slot->kept, &what);
 }

@@ -8,10 +8,10 @@
 #include "decoder.h"
 
 struct sequence_slot {
-    float *last, *norm; /* (B, C): the rows, and normalized, in the stage's type */
+    struct layer_verdict verdict; /* the first member: layer.h */
+    float *last, *norm;           /* (B, C): the rows, and normalized, in the stage's type */
     float *mean, *rstd;
     float *outputs, *gradient; /* (B, outputs) */
-    struct layer_verdict verdict;
 };
 
 struct sequence_state {
@@ -56,20 +56,6 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     linear_flops(layer, &linear, config->B, out);
 }
 
-static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
-                            const struct aq_batch *batch, uint32_t tokens_used)
-{
-    (void)tokens_used;
-    return layer_verdict_check(layer, config, batch);
-}
-
-static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
-{
-    const struct sequence_slot *slot = run->slot;
-    (void)used;
-    return layer_verdict_take(run, batch, &slot->verdict);
-}
-
 /* Offset of the last real row of sample i. */
 static uint64_t last_of(const struct layer_run *run, uint32_t i)
 {
@@ -91,13 +77,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     AQ_TRY(linear_forward(run, &linear, run->samples, (struct linear_rows){slot->norm, 0}, &to));
     if (!run->compares) return AQ_OK;
     return layer_verdict_make(run, slot->outputs, run->train ? slot->gradient : NULL,
-                              stage_type(run->config->precision), &slot->verdict);
-}
-
-static void count(const struct layer_run *run, struct aq_stage_loss *out)
-{
-    const struct sequence_slot *slot = run->slot;
-    layer_verdict_count(run, &slot->verdict, out);
+                              stage_type(run->config->precision));
 }
 
 /* The slot has what it multiplies in any case. */
@@ -150,10 +130,10 @@ const struct layer_kind layer_sequence_head = {.name = "sequence_head",
                                                .tensors = tensors,
                                                .place = place,
                                                .flops = flops,
-                                               .check = check,
-                                               .take = take,
+                                               .check = layer_verdict_check,
+                                               .take = layer_verdict_take,
                                                .forward = forward,
                                                .backward = backward,
                                                .weights = weights,
-                                               .count = count,
+                                               .count = layer_verdict_count,
                                                .output = output};

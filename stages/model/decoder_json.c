@@ -70,6 +70,13 @@ enum aq_status decoder_range(const char *field, double value, double least, doub
     return aq_fail(AQ_INVAL, "stage", "model.%s is %g: %g to %g", field, value, least, most);
 }
 
+enum aq_status decoder_range_whole(const char *field, uint64_t value, uint64_t least, uint64_t most)
+{
+    if (value >= least && value <= most) return AQ_OK;
+    return aq_fail(AQ_INVAL, "stage", "model.%s is %llu: %llu to %llu", field, (unsigned long long)value,
+                   (unsigned long long)least, (unsigned long long)most);
+}
+
 enum aq_status decoder_ranges(const struct aq_model_config *model)
 {
     const char *key;
@@ -174,6 +181,7 @@ enum aq_status decoder_write(json_t *config, char *json, size_t *count)
 {
     *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(config);
-    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
-                                                          : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES
+               ? AQ_OK
+               : aq_fail(AQ_NOMEM, "stage", "no memory for config.json, or too many labels");
 }

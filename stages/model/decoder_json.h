@@ -12,6 +12,7 @@
 
 /* A value that config_check finds out of its range: AQ_INVAL. */
 enum aq_status decoder_range(const char *field, double value, double least, double most);
+enum aq_status decoder_range_whole(const char *field, uint64_t value, uint64_t least, uint64_t most);
 /* Those of the common fields, except heads' sizes that do not fit each other (decoder_wrong). */
 enum aq_status decoder_ranges(const struct aq_model_config *model);
 

@@ -304,7 +304,6 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
  * classifier of it.
  */
 #define DECODER_MODEL(name, known, of, tell, labels)                                                                   \
-    extern const struct stage_model stage_model_##name;                                                                \
     const struct stage_model stage_model_##name = {.kind = #name,                                                      \
                                                    .family = &(of),                                                    \
                                                    .task = "language_model",                                           \
@@ -326,7 +325,6 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
 
 /* The same of an encoder; `unread`: its function that finds the tensors of a file that have no use here. */
 #define ENCODER_MODEL(name, known, of, front, unread)                                                                  \
-    extern const struct stage_model stage_model_##name;                                                                \
     const struct stage_model stage_model_##name = {.kind = #name,                                                      \
                                                    .family = &(of),                                                    \
                                                    .task = "classification",                                           \

@@ -5,10 +5,7 @@
 #include <string.h>
 
 #include "model_family.h"
-
-#define STAGE_MODEL(name) extern const struct stage_model stage_model_##name;
-#include "models.def"
-#undef STAGE_MODEL
+#include "stages/augment.h"
 
 #define STAGE_MODEL(name) &stage_model_##name,
 static const struct stage_model *const models[] = {
@@ -71,6 +68,12 @@ uint32_t aq_model_tokens(const char *kind)
     return model ? model->tokens : 0;
 }
 
+uint32_t aq_model_side(const struct aq_model_config *model)
+{
+    const struct stage_model *ops = stage_model_find(model->kind);
+    return ops && ops->side ? ops->side(model) : 0;
+}
+
 void aq_model_describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
     stage_model_find(model->kind)->describe(model, text, bytes);
@@ -103,6 +106,7 @@ bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *
     struct layer last;
     stage_layer(model, T, ops->layers(model) - 1, &last);
     const struct aq_field *target = field_find(fields, count, of->field);
+    const uint32_t side = ops->side ? ops->side(model) : 0, has = aq_augment_side(fields, count);
     *key = "data.kind";
     if (!field_find(fields, count, ops->input))
         snprintf(text, bytes, "its samples have no %s, which model.kind %s reads", ops->input, ops->kind);
@@ -110,7 +114,10 @@ bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *
         snprintf(text, bytes,
                  "its samples have no %s, which the task %s compares with: choose another model.task or data.kind",
                  of->field, of->name);
-    else if (target->count != last.out.rows)
+    else if (side != has) {
+        *key = "model.side";
+        snprintf(text, bytes, "%u, but the data's images have %u x %u pixels: write %u", side, has, has, has);
+    } else if (target->count != last.out.rows)
         snprintf(text, bytes, "its samples have %u %s each, but %s gives %u rows", target->count, of->field, ops->kind,
                  last.out.rows);
     else
@@ -312,10 +319,9 @@ enum aq_status aq_stage_list(const struct aq_stage_config *config, struct aq_ten
     AQ_TRY(config_check(&mine));
     struct layer_tensor *tensors;
     uint32_t all, trained = 0;
-    void *memory;
+    struct aq_tensor_info *infos;
     AQ_TRY(stage_tensors(&mine, &tensors, &all, NULL));
-    const enum aq_status status = aq_alloc((all + 1) * sizeof **out, &memory);
-    struct aq_tensor_info *infos = memory;
+    const enum aq_status status = AQ_NEW(all + 1, &infos);
     for (uint32_t i = 0; status == AQ_OK && i < all; i++) {
         if (tensors[i].info.buffer || tensors[i].info.frozen) continue;
         infos[trained++] = tensors[i].info;
@@ -331,8 +337,7 @@ static enum aq_status buffers_open(struct aq_stage *stage)
 {
     const struct aq_stage_size *size = &stage->size;
     void *memory = NULL;
-    AQ_TRY(aq_alloc(stage->layer_count * sizeof *stage->layers, &memory));
-    stage->layers = memory;
+    AQ_TRY(AQ_NEW(stage->layer_count, &stage->layers));
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
     const bool rounds = stage->config.weights_16bit && stage_type(stage->config.precision) != AQ_F32;
@@ -368,9 +373,8 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
         return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 needs a GPU, and this stage is on %s; set fp32",
                        info.name);
     AQ_TRY(aq_stage_measure(&mine, &size));
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_stage), &memory));
-    struct aq_stage *stage = memory;
+    struct aq_stage *stage;
+    AQ_TRY(AQ_NEW(1, &stage));
     stage->device = device;
     stage->config = mine;
     stage->one_type = info.rounds;
@@ -597,11 +601,6 @@ enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struc
     for (uint32_t i = stage->tensor_count; i-- > 0;)
         *sum += stage->squares[i];
     return AQ_OK;
-}
-
-uint64_t aq_stage_shared_floats(const struct aq_stage *stage)
-{
-    return stage->size.shared;
 }
 
 float *aq_stage_shared(struct aq_stage *stage)

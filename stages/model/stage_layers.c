@@ -150,10 +150,11 @@ void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, ui
     list_add(list, name, NULL, rows, columns, std, value);
 }
 
-void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std)
+void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, uint32_t K,
+                           float std)
 {
     const struct aq_tensor_info info = {
-        .dimensions = 2, .shape = {in, out}, .count = in * out, .decay = true, .transposed = true};
+        .dimensions = 2, .shape = {in, out}, .count = in * out, .decay = true, .transposed = true, .kernel = K};
     list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
 }
 
@@ -440,11 +441,6 @@ struct layout {
     struct aq_stage *stage;                                 /* NULL: only measures           */
 };
 
-static uint64_t line_bytes(uint64_t bytes)
-{
-    return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
-}
-
 /* No backward comes by this layer: what it keeps and what it reads need not last. */
 static bool passes_by(const struct layout *layout, uint32_t l)
 {
@@ -612,7 +608,7 @@ static void layer_place(const struct layout *layout, uint32_t l, enum layer_memo
 static void layers_share(const struct layout *layout, enum layer_memory what, struct aq_arena *arena,
                          const struct stage_slot *slot)
 {
-    const size_t begin = line_bytes(arena->used);
+    const size_t begin = stage_line_bytes(arena->used);
     size_t end = begin;
     for (uint32_t l = 0; l < layout->count; l++) {
         if (what == LAYER_KEPT && !shares(layout, l)) continue;
@@ -743,9 +739,7 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
 {
     struct layout layout = {.config = config, .count = config->layer_end - config->layer_first};
     struct aq_arena workspace = {0}, slot = {0}, host = {0};
-    void *memory;
-    AQ_TRY(aq_alloc(layout.count * sizeof *layout.layers, &memory));
-    layout.layers = memory;
+    AQ_TRY(AQ_NEW(layout.count, &layout.layers));
     layout_make(&layout);
     workspace_place(&layout, &workspace);
     slot_place(&layout, &slot, NULL, &workspace);
@@ -758,13 +752,13 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     size->shared = layout.shared;
     size->tied = layout.tied;
     size->host_bytes = host.used;
-    size->slot_bytes = line_bytes(slot.used);
-    size->workspace_bytes = line_bytes(workspace.used);
+    size->slot_bytes = stage_line_bytes(slot.used);
+    size->workspace_bytes = stage_line_bytes(workspace.used);
     const struct layer_flops flops = layout_flops(&layout);
     size->flops_forward = flops.forward;
     if (!config->inference) size->flops_backward = flops.backward;
     if (config->split) size->flops_weights = flops.weights;
-    aq_free(memory);
+    aq_free(layout.layers);
     return AQ_OK;
 }
 
@@ -819,16 +813,11 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
 static enum aq_status tensors_open(struct aq_stage *stage)
 {
     uint32_t(*uses)[LAYER_TENSORS_MAX];
-    void *memory;
-    AQ_TRY(aq_alloc(stage->layer_count * sizeof *uses, &memory));
-    uses = memory;
+    AQ_TRY(AQ_NEW(stage->layer_count, &uses));
     memset(uses, 0xff, stage->layer_count * sizeof *uses);
     enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->all_count, uses);
-    const size_t each = LAYER_TENSORS_MAX * sizeof *stage->packed_of;
-    if (status == AQ_OK && stage->packed) {
-        status = aq_alloc(stage->layer_count * each, &memory);
-        if (status == AQ_OK) stage->packed_of = memory;
-    }
+    if (status == AQ_OK && stage->packed)
+        status = AQ_NEW((size_t)stage->layer_count * LAYER_TENSORS_MAX, &stage->packed_of);
     for (uint32_t l = 0; stage->packed_of && l < stage->layer_count; l++)
         stage->layers[l].packed = stage->packed_of + (size_t)l * LAYER_TENSORS_MAX;
     for (uint32_t i = 0; status == AQ_OK && i < stage->all_count; i++) {
@@ -839,10 +828,8 @@ static enum aq_status tensors_open(struct aq_stage *stage)
     if (status == AQ_OK) pointers_set(stage, uses);
     aq_free(uses);
     AQ_TRY(status);
-    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->spans, &memory));
-    stage->spans = memory;
-    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->squares, &memory));
-    stage->squares = memory;
+    AQ_TRY(AQ_NEW(stage->tensor_count + 1, &stage->spans));
+    AQ_TRY(AQ_NEW(stage->tensor_count + 1, &stage->squares));
     for (uint32_t i = 0; i < stage->tensor_count; i++)
         stage->spans[i] = (struct aq_range){stage->tensors[i].info.offset, stage->tensors[i].info.count};
     return AQ_OK;

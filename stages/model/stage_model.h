@@ -33,6 +33,7 @@ struct stage_model {
     const struct aq_model_key *keys;
     uint32_t key_count;
     uint32_t tokens; /* of a sample, if the model fixes them; 0: the job does */
+    uint32_t (*side)(const struct aq_model_config *model); /* of the square images that it reads; NULL: it reads none */
     void (*describe)(const struct aq_model_config *model, char *text, size_t bytes);
     void (*identity)(const struct aq_model_config *model, char *text, size_t bytes);
     bool (*problem)(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
@@ -228,5 +229,15 @@ void stage_layers_close(struct aq_stage *stage);
 
 /* stage_run.c: each layer fills what memory of the stage it has. */
 enum aq_status stage_layers_fill(struct aq_stage *stage);
+
+/* Bytes up to the next multiple of AQ_ALIGN. */
+static inline uint64_t stage_line_bytes(uint64_t bytes)
+{
+    return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
+}
+
+#define STAGE_MODEL(name) extern const struct stage_model stage_model_##name;
+#include "models.def"
+#undef STAGE_MODEL
 
 #endif

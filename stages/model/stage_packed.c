@@ -12,11 +12,6 @@
 
 enum { PIECE_VALUES = 1 << 16 };
 
-static uint64_t line_up(uint64_t bytes)
-{
-    return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
-}
-
 /* Offsets of a tensor's parts from its start; returns its end. */
 static uint64_t tensor_parts(const struct frozen_store *store, uint64_t count, uint64_t parts[FROZEN_PARTS])
 {
@@ -24,7 +19,7 @@ static uint64_t tensor_parts(const struct frozen_store *store, uint64_t count, u
     for (uint32_t p = 0; p < FROZEN_PARTS; p++) {
         const uint64_t bytes = frozen_part_bytes(store, p, count);
         if (parts) parts[p] = at;
-        at += store->bf16 ? bytes : line_up(bytes);
+        at += store->bf16 ? bytes : stage_line_bytes(bytes);
     }
     return at;
 }
@@ -192,13 +187,12 @@ enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tens
 {
     const char *name = tensor->info.begins_as;
     const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0);
-    void *memory;
-    AQ_TRY(aq_alloc(tensor->info.count * sizeof(float), &memory));
-    float *values = memory;
+    float *values;
+    AQ_TRY(AQ_NEW(tensor->info.count, &values));
     for (uint64_t i = 0; i < tensor->info.count; i++)
         values[i] = tensor->std == 0.0f ? tensor->value : tensor->std * aq_rng_normal(&key, i);
     const enum aq_status status = packed_put(stage, &tensor->info, values);
-    aq_free(memory);
+    aq_free(values);
     return status;
 }
 

@@ -49,20 +49,16 @@ enum aq_status aq_sampling_check(const struct aq_sampling_config *c)
 
 enum aq_status aq_sampling_open(const struct aq_sampling_config *config, uint32_t vocabulary, struct aq_sampling **out)
 {
-    void *memory;
     enum aq_status status;
     AQ_TRY(aq_sampling_check(config));
     if (vocabulary == 0 || vocabulary > INT32_MAX)
         return aq_fail(AQ_INVAL, AREA, "a vocabulary of %u tokens", (unsigned)vocabulary);
-    AQ_TRY(aq_alloc(sizeof(struct aq_sampling), &memory));
-    struct aq_sampling *s = memory;
+    struct aq_sampling *s;
+    AQ_TRY(AQ_NEW(1, &s));
     *s = (struct aq_sampling){.config = *config, .vocabulary = vocabulary};
-    AQ_TRY_GOTO(aq_alloc(vocabulary * sizeof *s->scores, &memory), out);
-    s->scores = memory;
-    AQ_TRY_GOTO(aq_alloc(vocabulary * sizeof *s->heap, &memory), out);
-    s->heap = memory;
-    AQ_TRY_GOTO(aq_alloc(vocabulary, &memory), out);
-    s->seen = memory;
+    AQ_TRY_GOTO(AQ_NEW(vocabulary, &s->scores), out);
+    AQ_TRY_GOTO(AQ_NEW(vocabulary, &s->heap), out);
+    AQ_TRY_GOTO(AQ_NEW(vocabulary, &s->seen), out);
     aq_sampling_begin(s, 0);
     *out = s;
     return AQ_OK;

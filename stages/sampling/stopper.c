@@ -28,14 +28,12 @@ struct aq_stopper {
 
 enum aq_status aq_stopper_open(const char *const *words, uint32_t count, struct aq_stopper **out)
 {
-    void *memory;
     enum aq_status status;
     for (uint32_t i = 0; i < count; i++)
         if (!words[i][0]) return aq_fail(AQ_INVAL, AREA, "a stop word is empty: the text would end at once");
-    AQ_TRY(aq_alloc(sizeof(struct aq_stopper), &memory));
-    struct aq_stopper *s = memory;
-    AQ_TRY_GOTO(aq_alloc(count * sizeof *s->words, &memory), out);
-    s->words = memory;
+    struct aq_stopper *s;
+    AQ_TRY(AQ_NEW(1, &s));
+    AQ_TRY_GOTO(AQ_NEW(count, &s->words), out);
     for (; s->count < count; s->count++) {
         AQ_TRY_GOTO(aq_alloc_text(words[s->count], &s->words[s->count].text), out);
         s->words[s->count].bytes = strlen(words[s->count]);

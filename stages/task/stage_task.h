@@ -44,4 +44,8 @@ struct aq_task {
 /* loss->sum and loss->targets, which all tasks have. */
 void stage_task_count_losses(const struct stage_counted *rows, struct aq_stage_loss *loss);
 
+#define AQ_TASK(name) extern const struct aq_task aq_task_##name;
+#include "stages/tasks.def"
+#undef AQ_TASK
+
 #endif

@@ -4,10 +4,6 @@
 
 #include "stage_task.h"
 
-#define AQ_TASK(name) extern const struct aq_task aq_task_##name;
-#include "stages/tasks.def"
-#undef AQ_TASK
-
 #define AQ_TASK(name) &aq_task_##name,
 static const struct aq_task *const tasks[] = {
 #include "stages/tasks.def"

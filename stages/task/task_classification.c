@@ -46,7 +46,6 @@ static double f1(const struct aq_stage_loss *loss)
     return below > 0 ? 2 * loss->counts[BOTH] / below : 0;
 }
 
-extern const struct aq_task aq_task_classification;
 const struct aq_task aq_task_classification = {
     .name = "classification",
     .field = "labels",

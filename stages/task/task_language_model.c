@@ -8,7 +8,6 @@ static double perplexity(const struct aq_stage_loss *loss)
     return exp(loss->sum / (double)loss->targets);
 }
 
-extern const struct aq_task aq_task_language_model;
 const struct aq_task aq_task_language_model = {.name = "language_model",
                                                .field = "targets",
                                                .loss = aq_device_cross_entropy,

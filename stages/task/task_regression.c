@@ -62,7 +62,6 @@ static double pearson(const struct aq_stage_loss *loss)
     return fmax(-1, fmin(1, both / sqrt(said) / sqrt(wanted)));
 }
 
-extern const struct aq_task aq_task_regression;
 const struct aq_task aq_task_regression = {.name = "regression",
                                            .field = "scores",
                                            .numbers = true,

@@ -13,7 +13,7 @@ struct aq_charsmap {
     bool stays[ASCII];
 };
 
-static uint32_t charsmap_word(const uint8_t *bytes)
+uint32_t charsmap_word(const uint8_t *bytes)
 {
     return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
@@ -88,11 +88,9 @@ enum aq_status aq_charsmap_open(const char *place, const char *base64, struct aq
     const char *problem = "it is not base64";
     enum aq_status status;
     size_t count = 0;
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_charsmap), &memory));
-    struct aq_charsmap *map = memory;
-    AQ_TRY_GOTO(aq_alloc(length / 4 * 3 + 1, &memory), out);
-    map->bytes = memory;
+    struct aq_charsmap *map;
+    AQ_TRY(AQ_NEW(1, &map));
+    AQ_TRY_GOTO(AQ_NEW(length / 4 * 3 + 1, &map->bytes), out);
     if (base64_read(base64, length, map->bytes, &count))
         problem = count ? aq_charsmap_problem(map->bytes, count) : "it is empty";
     if (problem)

@@ -35,4 +35,7 @@ const uint8_t *aq_charsmap_find(const struct aq_charsmap *map, const uint8_t *by
 /* Does this ASCII character stay as it is? */
 bool aq_charsmap_stays(const struct aq_charsmap *map, uint8_t ascii);
 
+/* The little-endian word of 4 bytes. */
+uint32_t charsmap_word(const uint8_t *bytes);
+
 #endif

@@ -169,16 +169,13 @@ static enum aq_status build(struct builder *b, uint32_t count)
 enum aq_status aq_piece_trie_open(struct aq_piece *pieces, uint32_t count, struct aq_piece_trie **out)
 {
     struct builder b = {.pieces = pieces};
-    void *memory = NULL;
     enum aq_status status;
     AQ_ASSERT(count > 0);
     qsort(pieces, count, sizeof *pieces, by_bytes);
     for (uint32_t i = 0; i < count; i++)
         AQ_ASSERT(pieces[i].count > 0 && (i == 0 || by_bytes(&pieces[i - 1], &pieces[i]) < 0));
-    AQ_TRY(aq_alloc(sizeof *b.trie, &memory));
-    b.trie = memory;
-    AQ_TRY_GOTO(aq_alloc(((size_t)count + 1) * sizeof *b.ranges, &memory), out);
-    b.ranges = memory;
+    AQ_TRY(AQ_NEW(1, &b.trie));
+    AQ_TRY_GOTO(AQ_NEW((size_t)count + 1, &b.ranges), out);
     AQ_TRY_GOTO(build(&b, count), out);
     *out = b.trie;
 out:

@@ -29,9 +29,8 @@ static void mark(uint8_t *bits, uint32_t character, bool value)
  */
 enum aq_status aq_unicode_forms_open(struct aq_unicode_forms **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_unicode_forms), &memory));
-    struct aq_unicode_forms *forms = memory;
+    struct aq_unicode_forms *forms;
+    AQ_TRY(AQ_NEW(1, &forms));
     for (uint32_t c = 0; c < CHARACTERS; c++)
         mark(forms->stays, c, utf8proc_get_property((int32_t)c)->combining_class == 0);
     for (uint32_t c = 0x80; c < CHARACTERS; c++) {
@@ -112,9 +111,8 @@ bool aq_unicode_segment(const struct aq_unicode_forms *forms, enum aq_unicode_fo
 static enum aq_status sort_marks(utf8proc_int32_t *marks, size_t count)
 {
     size_t at[257] = {0};
-    void *memory;
-    AQ_TRY(aq_alloc(count * sizeof *marks, &memory));
-    utf8proc_int32_t *sorted = memory;
+    utf8proc_int32_t *sorted;
+    AQ_TRY(AQ_NEW(count, &sorted));
     for (size_t i = 0; i < count; i++)
         at[1 + (utf8proc_get_property(marks[i])->combining_class & 255)]++;
     for (size_t i = 1; i < 257; i++)

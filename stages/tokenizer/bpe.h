@@ -70,7 +70,6 @@ void aq_bpe_text_free(struct aq_bpe_text *text); /* leaves zeroes: no bound */
 enum { AQ_BPE_GROWTH = 32, AQ_BPE_GROWN_MIN = 4096, AQ_BPE_STEPS_PER_BYTE = 1000, AQ_BPE_STEPS_FREE = 1000 };
 
 struct aq_bpe_budget {
-    size_t text_bytes;   /* of the text that was given          */
     size_t grown_max;    /* of what becomes of it               */
     uint64_t steps;      /* that are left                       */
     uint64_t cpu_end_ns; /* of this thread's CPU time           */

@@ -119,7 +119,6 @@ enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_
                                   bool normalized, struct aq_bpe_finder **out)
 {
     struct aq_bpe_matcher *matcher = NULL;
-    void *memory;
     uint32_t wanted = 0;
     size_t content_bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -127,17 +126,14 @@ enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_
         content_bytes += added[i].bytes;
     }
     if (wanted == 0) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof(struct aq_bpe_finder), &memory));
-    struct aq_bpe_finder *f = memory;
+    struct aq_bpe_finder *f;
+    AQ_TRY(AQ_NEW(1, &f));
     enum aq_status status;
     for (f->slot_count = 16; f->slot_count < 2 * (uint64_t)wanted;)
         f->slot_count *= 2;
-    AQ_TRY_GOTO(aq_alloc(f->slot_count * sizeof(uint32_t), &memory), out);
-    f->slots = memory;
-    AQ_TRY_GOTO(aq_alloc(wanted * sizeof(struct entry), &memory), out);
-    f->entries = memory;
-    AQ_TRY_GOTO(aq_alloc(wanted * sizeof(uint32_t), &memory), out);
-    f->lengths = memory;
+    AQ_TRY_GOTO(AQ_NEW(f->slot_count, &f->slots), out);
+    AQ_TRY_GOTO(AQ_NEW(wanted, &f->entries), out);
+    AQ_TRY_GOTO(AQ_NEW(wanted, &f->lengths), out);
     AQ_TRY_GOTO(aq_bpe_matcher_open(&matcher), out);
     aq_bpe_budget_begin(aq_bpe_matcher_budget(matcher), content_bytes); /* of all of them together */
     f->contents = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), "added_tokens");

@@ -58,7 +58,6 @@ void aq_bpe_budget_begin(struct aq_bpe_budget *budget, size_t bytes)
     const size_t most = AQ_BPE_GROWN_MAX < SIZE_MAX / 64 ? AQ_BPE_GROWN_MAX : SIZE_MAX / 64;
     const size_t grown = bytes < most / AQ_BPE_GROWTH ? bytes * AQ_BPE_GROWTH + AQ_BPE_GROWN_MIN : most;
     *budget = (struct aq_bpe_budget){
-        .text_bytes = bytes,
         .first = true,
         .grown_max = grown < bytes + AQ_BPE_GROWN_MIN ? bytes + AQ_BPE_GROWN_MIN : grown,
         .steps = AQ_BPE_STEPS_MIN + AQ_BPE_STEPS_PER_BYTE * (uint64_t)bytes,

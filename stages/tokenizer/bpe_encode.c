@@ -219,9 +219,7 @@ enum aq_status aq_bpe_encode(const struct aq_tokenizer *tokenizer, const uint8_t
     while (slots < CACHE_SLOTS_MAX && slots < bytes / 8)
         slots *= 2;
     call.slot_bits = (unsigned)__builtin_ctzll(slots);
-    void *memory;
-    AQ_TRY(aq_alloc(slots * sizeof(struct seen_word), &memory));
-    call.seen = memory;
+    AQ_TRY(AQ_NEW(slots, &call.seen));
     enum aq_status status = aq_bpe_matcher_open(&call.matcher);
     if (status == AQ_OK) aq_bpe_budget_begin(aq_bpe_matcher_budget(call.matcher), bytes);
     if (status == AQ_OK) status = between(&call, call.bpe->raw, text, bytes, runs);

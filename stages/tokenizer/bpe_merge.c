@@ -37,12 +37,9 @@ static enum aq_status scratch_reserve(struct aq_bpe_scratch *scratch, size_t sym
     while (room < symbols)
         room *= 2;
     aq_bpe_scratch_free(scratch);
-    void *memory;
-    AQ_TRY(aq_alloc(room * sizeof(struct aq_bpe_node), &memory));
-    scratch->nodes = memory;
+    AQ_TRY(AQ_NEW(room, &scratch->nodes));
     /* At most n-1 pairs at first; each merge takes one entry out and puts two in: never more than 2n. */
-    AQ_TRY(aq_alloc(2 * room * sizeof(uint64_t), &memory));
-    scratch->heap = memory;
+    AQ_TRY(AQ_NEW(2 * room, &scratch->heap));
     scratch->symbols_max = room;
     return AQ_OK;
 }

@@ -217,14 +217,13 @@ enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t 
                                    struct aq_bpe_pattern **out)
 {
     struct writer w = {.place = place, .regex = regex, .bytes = bytes};
-    void *memory = NULL;
+    struct aq_bpe_pattern *pattern = NULL;
     enum aq_status status;
     if (bytes == 0 || bytes > REGEX_BYTES_MAX)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the pattern has %zu bytes, must have 1 to %d", place, bytes,
                        (int)REGEX_BYTES_MAX);
     if (!literal) AQ_TRY_GOTO(translate(&w), out);
-    AQ_TRY_GOTO(aq_alloc(sizeof(struct aq_bpe_pattern), &memory), out);
-    struct aq_bpe_pattern *pattern = memory;
+    AQ_TRY_GOTO(AQ_NEW(1, &pattern), out);
     char shown[SHOWN_BYTES];
     snprintf(shown, sizeof shown, "%s", regex);
     AQ_TRY_GOTO(aq_alloc_text(place, &pattern->place), out);
@@ -233,7 +232,7 @@ enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t 
     AQ_TRY_GOTO(literal ? aq_alloc_text(regex, &pattern->literal) : compile(place, &w.out, pattern), out);
     *out = pattern;
 out:
-    if (status != AQ_OK) aq_bpe_pattern_close(memory);
+    if (status != AQ_OK) aq_bpe_pattern_close(pattern);
     aq_bpe_text_free(&w.out);
     return status;
 }
@@ -253,9 +252,8 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern)
 
 enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_bpe_matcher), &memory));
-    struct aq_bpe_matcher *matcher = memory;
+    struct aq_bpe_matcher *matcher;
+    AQ_TRY(AQ_NEW(1, &matcher));
     matcher->match = pcre2_match_data_create(1, NULL); /* one pair of offsets: only the whole match is needed */
     matcher->context = pcre2_match_context_create(NULL);
     matcher->stack = pcre2_jit_stack_create(STACK_BYTES_MIN, STACK_BYTES_MAX, NULL);

@@ -28,13 +28,12 @@ static enum aq_status say_all(const struct aq_bpe_vocabulary *v, const char *pla
                               void *context, struct aq_bpe_said *out)
 {
     struct aq_bpe_budget budget;
-    void *memory;
     uint32_t bytes;
     enum aq_status status = AQ_OK;
     aq_bpe_budget_begin(&budget, v->start[v->count]);
     struct aq_bpe_text text = aq_bpe_text_within(&budget, place);
-    AQ_TRY(aq_alloc(((size_t)v->count + 1) * sizeof(uint32_t), &memory));
-    uint32_t *start = memory;
+    uint32_t *start;
+    AQ_TRY(AQ_NEW((size_t)v->count + 1, &start));
     for (uint32_t token = 0; token < v->count && status == AQ_OK; token++) {
         const uint8_t *from = aq_bpe_vocabulary_text(v, token, first, &bytes);
         status = bytes ? say(context, from, bytes, first, &text) : AQ_OK; /* a hole has no text */

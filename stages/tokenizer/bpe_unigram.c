@@ -28,15 +28,13 @@ static_assert(AQ_BPE_WORD_BYTES_MAX < INT32_MAX, "a start of a piece fits 32 bit
 static enum aq_status path_reserve(struct aq_bpe_scratch *scratch, size_t bytes)
 {
     size_t room = 256;
-    void *memory;
     if (bytes <= scratch->path_max) return AQ_OK;
     while (room < bytes)
         room *= 2;
     aq_free(scratch->path);
     scratch->path = NULL;
     scratch->path_max = 0;
-    AQ_TRY(aq_alloc((room + 1) * sizeof(struct aq_bpe_path), &memory));
-    scratch->path = memory;
+    AQ_TRY(AQ_NEW(room + 1, &scratch->path));
     scratch->path_max = room;
     return AQ_OK;
 }

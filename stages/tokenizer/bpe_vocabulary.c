@@ -199,21 +199,17 @@ enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool cha
     const size_t ids = ids_of(vocab, added, added_count);
     count = ids > count && ids <= most ? ids : count; /* others are refused by name */
     v.count = (uint32_t)count;
-    void *memory;
-    AQ_TRY(aq_alloc(count * sizeof(struct name), &memory));
-    struct name *names = memory;
+    struct name *names;
+    AQ_TRY(AQ_NEW(count, &names));
     enum aq_status status;
     AQ_TRY_GOTO(take_names(place, vocab, added, added_count, v.count, names), out);
     for (uint32_t i = 0; i < v.count; i++)
         bytes += names[i].bytes;
     AQ_ASSERT(bytes <= 2 * (size_t)AQ_BPE_FILE_BYTES_MAX); /* so that the starts fit 32 bits */
-    AQ_TRY_GOTO(aq_alloc((count + 1) * sizeof(uint32_t), &memory), out);
-    v.start = memory;
-    AQ_TRY_GOTO(aq_alloc(bytes, &memory), out);
-    v.bytes = memory;
+    AQ_TRY_GOTO(AQ_NEW(count + 1, &v.start), out);
+    AQ_TRY_GOTO(AQ_NEW(bytes, &v.bytes), out);
     v.name_slots = power_of_two(count * 2);
-    AQ_TRY_GOTO(aq_alloc(v.name_slots * sizeof(uint32_t), &memory), out);
-    v.names = memory;
+    AQ_TRY_GOTO(AQ_NEW(v.name_slots, &v.names), out);
     AQ_TRY_GOTO(fill(place, names, characters, &v), out);
     for (unsigned i = 0; i < 256; i++)
         v.byte_token[i] = AQ_BPE_NONE;
@@ -248,10 +244,8 @@ enum aq_status aq_bpe_vocabulary_bytes(const char *place, struct aq_bpe_vocabula
 
 enum aq_status aq_bpe_merges_open(struct aq_bpe_vocabulary *v, uint64_t count)
 {
-    void *memory;
     v->merge_slots = power_of_two(count * 2 + 1);
-    AQ_TRY(aq_alloc(v->merge_slots * sizeof(struct aq_bpe_merge), &memory));
-    v->merges = memory;
+    AQ_TRY(AQ_NEW(v->merge_slots, &v->merges));
     for (uint64_t i = 0; i < v->merge_slots; i++)
         v->merges[i].pair = AQ_BPE_EMPTY;
     return AQ_OK;
@@ -275,17 +269,13 @@ static uint32_t token_of_writing(const struct aq_bpe_vocabulary *v, const char *
 enum aq_status aq_bpe_merges_add(const char *place, const char *left, size_t left_bytes, const char *right,
                                  size_t right_bytes, uint64_t number, struct aq_bpe_vocabulary *v)
 {
-    uint8_t *both;
-    void *memory;
     size_t a_bytes = 0, b_bytes = 0;
     if (left_bytes == 0 || right_bytes == 0 || left_bytes > AQ_BPE_TOKEN_BYTES_MAX ||
         right_bytes > AQ_BPE_TOKEN_BYTES_MAX)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%llu: is not two tokens with a space between", place,
                        (unsigned long long)number);
-    uint8_t few[256];
-    memory = few;
-    if (left_bytes + right_bytes > sizeof few) AQ_TRY(aq_alloc(left_bytes + right_bytes, &memory));
-    both = memory;
+    uint8_t few[256], *both = few;
+    if (left_bytes + right_bytes > sizeof few) AQ_TRY(AQ_NEW(left_bytes + right_bytes, &both));
     const uint32_t a = token_of_writing(v, left, left_bytes, both, &a_bytes);
     const uint32_t b = token_of_writing(v, right, right_bytes, both + a_bytes, &b_bytes);
     const bool known = a != AQ_BPE_NONE && b != AQ_BPE_NONE;

@@ -15,10 +15,9 @@ static size_t characters_of(const uint8_t *word, size_t bytes)
 enum aq_status aq_bpe_pieces_open(struct aq_bpe *bpe)
 {
     const struct aq_bpe_vocabulary *v = &bpe->vocabulary;
-    void *memory;
     uint32_t count = 0;
-    AQ_TRY(aq_alloc(v->name_slots * sizeof(struct aq_piece), &memory));
-    struct aq_piece *pieces = memory;
+    struct aq_piece *pieces;
+    AQ_TRY(AQ_NEW(v->name_slots, &pieces));
     for (uint64_t i = 0; i < v->name_slots; i++) {
         if (v->names[i] == 0) continue;
         const uint32_t token = v->names[i] - 1;

@@ -81,9 +81,8 @@ enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_t
 {
     const struct aq_tokenizer_kind *found = aq_tokenizer_kind_find(kind);
     if (!found) return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"", kind ? kind : "(none)");
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_tokenizer), &memory));
-    struct aq_tokenizer *tokenizer = memory;
+    struct aq_tokenizer *tokenizer;
+    AQ_TRY(AQ_NEW(1, &tokenizer));
     *tokenizer = (struct aq_tokenizer){.kind = found, .end_of_text = -1, .begin = -1};
     enum aq_status status = path ? aq_alloc_text(path, &tokenizer->path) : AQ_OK;
     if (status == AQ_OK) status = found->open(tokenizer, path);
@@ -243,9 +242,8 @@ static enum aq_status decode(const struct aq_tokenizer *tokenizer, const int32_t
             return aq_fail(AQ_NOMEM, "tokenizer", "the text does not fit the address space");
         total += part;
     }
-    void *memory;
-    AQ_TRY(aq_alloc(total + 1, &memory));
-    uint8_t *at = memory;
+    AQ_TRY(AQ_NEW(total + 1, text));
+    char *at = *text;
     for (size_t i = 0; i < count; i++) {
         uint32_t part;
         const uint8_t *from = text_of(tokenizer, tokens, i, whole, &part);
@@ -253,7 +251,6 @@ static enum aq_status decode(const struct aq_tokenizer *tokenizer, const int32_t
         at += part;
     }
     *at = 0;
-    *text = memory;
     *bytes = total;
     return AQ_OK;
 }

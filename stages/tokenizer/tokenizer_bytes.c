@@ -6,9 +6,8 @@
 static enum aq_status bytes_open(struct aq_tokenizer *tokenizer, const char *path)
 {
     (void)path; /* there is nothing to read */
-    void *memory;
-    AQ_TRY(aq_alloc(256, &memory));
-    uint8_t *bytes = memory;
+    uint8_t *bytes;
+    AQ_TRY(AQ_NEW(256, &bytes));
     for (unsigned i = 0; i < 256; i++) bytes[i] = (uint8_t)i;
     tokenizer->state = bytes;
     tokenizer->vocabulary = 256;

@@ -63,17 +63,14 @@ static enum aq_status read_pieces(struct model *model, uint32_t count, struct aq
 {
     size_t bytes, total = sizeof mask;
     enum aq_spm_type type;
-    void *memory;
     bool masked = false, classifies = false;
     const uint32_t pieces = aq_spm_pieces(model->spm);
     for (uint32_t i = 0; i < pieces; i++) {
         (void)aq_spm_piece(model->spm, i, &bytes, &type);
         total += bytes;
     }
-    AQ_TRY(aq_alloc((count + 1) * sizeof(uint32_t), &memory));
-    model->start = memory;
-    AQ_TRY(aq_alloc(total, &memory));
-    model->text = memory;
+    AQ_TRY(AQ_NEW(count + 1, &model->start));
+    AQ_TRY(AQ_NEW(total, &model->text));
     for (uint32_t i = 0; i < pieces; i++) {
         const char *piece = aq_spm_piece(model->spm, i, &bytes, &type);
         model->start[i + 1] = model->start[i] + say(piece, bytes, type, model->text + model->start[i]);

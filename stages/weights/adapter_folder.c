@@ -210,10 +210,9 @@ static enum aq_status check_pickle(const struct aq_adapter_folder *folder, const
 
 enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder **out)
 {
-    void *memory;
     enum aq_status status;
-    AQ_TRY(aq_alloc(sizeof(struct aq_adapter_folder), &memory));
-    struct aq_adapter_folder *folder = memory;
+    struct aq_adapter_folder *folder;
+    AQ_TRY(AQ_NEW(1, &folder));
     snprintf(folder->config_path, PATH_BYTES, "%s/adapter_config.json", path);
     const int length = snprintf(folder->weights_path, PATH_BYTES, "%s/adapter_model.safetensors", path);
     if (length < 0 || length >= PATH_BYTES)
@@ -528,6 +527,27 @@ static enum aq_status has_head(const struct match *match, struct aq_stage_config
     for (uint32_t t = 0; t < count && !*has; t++)
         *has = tensors[t].info.layer + 1 == whole.layer_end && !tensors[t].info.fresh && match->model->labels == 0 &&
                aq_adapter_folder_find(match->folder, match->model, tensors[t].info.name, &index) == AQ_OK;
+    aq_free(tensors);
+    return AQ_OK;
+}
+
+enum aq_status aq_adapter_folder_labels(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                        uint32_t *labels)
+{
+    const struct aq_stage_config whole = {
+        .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
+    struct layer_tensor *tensors;
+    uint32_t count, index;
+    *labels = 0;
+    AQ_TRY(stage_tensors(&whole, &tensors, &count, NULL));
+    for (uint32_t t = 0; t < count; t++) { /* the last product: before it may be a dense layer of the head */
+        const struct aq_tensor_info *info = &tensors[t].info;
+        struct aq_weights_info have;
+        if (!info->fresh || info->layer + 1 != whole.layer_end || info->dimensions != 2) continue;
+        if (aq_adapter_folder_find(folder, model, info->name, &index) != AQ_OK) continue;
+        aq_weights_info(folder->weights, index, &have);
+        if (have.dimensions == 2 && have.shape[0] <= UINT32_MAX) *labels = (uint32_t)have.shape[0];
+    }
     aq_free(tensors);
     return AQ_OK;
 }

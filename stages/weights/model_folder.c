@@ -174,9 +174,8 @@ static enum aq_status no_config(const char *path)
 enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out)
 {
     struct stat about;
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_model_folder), &memory));
-    struct aq_model_folder *folder = memory;
+    struct aq_model_folder *folder;
+    AQ_TRY(AQ_NEW(1, &folder));
     enum aq_status status = AQ_OK;
     const size_t length = strlen(path), end = length > 1 && path[length - 1] == '/' ? length - 1 : length;
     const int bytes = snprintf(folder->file, sizeof folder->file, "%.*s/config.json", (int)end, path);

@@ -29,7 +29,7 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
 }
 
 enum aq_status aq_publish_transposed(const struct aq_model_config *model, const char *const *names, uint32_t count,
-                                     bool *transposed)
+                                     bool *transposed, uint32_t *kernels)
 {
     const struct aq_stage_config whole = {
         .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
@@ -41,6 +41,7 @@ enum aq_status aq_publish_transposed(const struct aq_model_config *model, const 
         while (t < all && strcmp(tensors[t].info.name, names[i]) != 0)
             t++;
         transposed[i] = t < all && tensors[t].info.transposed;
+        if (kernels) kernels[i] = t < all ? tensors[t].info.kernel : 0;
     }
     aq_free(tensors);
     return AQ_OK;
@@ -176,10 +177,9 @@ static enum aq_status name_labels(const json_t *carried, const char *given, json
 static enum aq_status write_json(const json_t *json, const char *name, aq_publish_file *file, void *context)
 {
     const size_t flags = JSON_INDENT(2) | JSON_SORT_KEYS, count = json_dumpb(json, NULL, 0, flags);
-    void *memory;
     if (count == 0) return aq_fail(AQ_NOMEM, AREA, "no memory for %s", name);
-    AQ_TRY(aq_alloc(count + 1, &memory));
-    char *text = memory;
+    char *text;
+    AQ_TRY(AQ_NEW(count + 1, &text));
     json_dumpb(json, text, count, flags);
     size_t used = count;
     python_json_words(text, &used);

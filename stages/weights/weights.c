@@ -27,14 +27,11 @@ static int by_name(const void *left, const void *right)
 static enum aq_status index_entries(struct aq_weights *weights)
 {
     uint64_t count = 0;
-    void *memory;
     for (uint32_t f = 0; f < weights->file_count; f++)
         count += weights->files[f].count;
     if (count > UINT32_MAX) return aq_fail(AQ_CORRUPT, AREA, "%s: more tensors than can be counted", weights->path);
-    AQ_TRY(aq_alloc((count + 1) * sizeof *weights->entries, &memory));
-    weights->entries = memory;
-    AQ_TRY(aq_alloc((count + 1) * sizeof *weights->sorted, &memory));
-    weights->sorted = memory;
+    AQ_TRY(AQ_NEW(count + 1, &weights->entries));
+    AQ_TRY(AQ_NEW(count + 1, &weights->sorted));
     for (uint32_t f = 0; f < weights->file_count; f++)
         for (uint32_t i = 0; i < weights->files[f].count; i++)
             weights->entries[weights->count++] = &weights->files[f].entries[i];

@@ -141,10 +141,8 @@ static enum aq_status take_entries(struct aq_weights_file *w)
 {
     const char *name;
     json_t *value;
-    void *memory;
     size_t most = json_object_size(w->header);
-    AQ_TRY(aq_alloc(most * sizeof(struct aq_weights_entry), &memory));
-    w->entries = memory;
+    AQ_TRY(AQ_NEW(most, &w->entries));
     json_object_foreach(w->header, name, value)
     {
         if (strcmp(name, "__metadata__") == 0) {

@@ -60,11 +60,15 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
                         const struct aq_tensor_info *tensor)
 {
     char there[SHAPE_BYTES], here[SHAPE_BYTES];
-    bool same = entry->dimensions == tensor->dimensions;
+    const uint32_t K = tensor->kernel, dimensions = K ? 4 : tensor->dimensions;
+    bool same = entry->dimensions == dimensions;
     uint64_t shape[AQ_TENSOR_DIMENSIONS_MAX]; /* as published */
     for (uint32_t i = 0; i < tensor->dimensions; i++)
         shape[i] = tensor->shape[tensor->transposed ? tensor->dimensions - 1 - i : i];
-    for (uint32_t i = 0; same && i < tensor->dimensions; i++)
+    if (K) shape[1] /= (uint64_t)K * K;
+    for (uint32_t i = 2; K && i < 4; i++)
+        shape[i] = K;
+    for (uint32_t i = 0; same && i < dimensions; i++)
         same = entry->shape[i] == shape[i];
     if (!entry->type->to_float)
         judge(found, AQ_WEIGHTS_WRONG, "%s is of type %s; F32, F16, BF16 and F64 can be read", entry->name,
@@ -73,10 +77,11 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
     const bool round =
         entry->dimensions == 2 && tensor->dimensions == 2 && entry->shape[0] == shape[1] && entry->shape[1] == shape[0];
     shape_text(entry->shape, entry->dimensions, there);
-    shape_text(shape, tensor->dimensions, here);
+    shape_text(shape, dimensions, here);
     judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model needs %s%s%s", entry->name, there, here,
           round ? ": its matrices are transposed " : "",
-          !round               ? ""
+          tensor->fresh        ? "; model.new_head: true starts a new one for your labels"
+          : !round             ? ""
           : tensor->transposed ? "(Conv1D's [in, out], not nn.Linear's)"
                                : "(nn.Linear's [out, in], not Conv1D's)");
 }
@@ -109,6 +114,16 @@ static bool alias_of(const struct aq_model_config *model, const char *name, stru
             return true;
         }
     return false;
+}
+
+bool aq_weights_starts_new(const struct aq_weights *weights, const struct aq_model_config *model,
+                           const struct aq_tensor_info *info)
+{
+    uint32_t index;
+    if (!info->fresh) return false;
+    if (model->new_head && info->layer + 1 == aq_model_layers(model))
+        return true; /* below it may be a trained pooler */
+    return aq_weights_find(weights, info->name, &index) != AQ_OK;
 }
 
 enum aq_status aq_weights_find_shared(const struct aq_weights *weights, const struct aq_model_config *model,
@@ -201,15 +216,15 @@ static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, v
         uint32_t index;
         /* An untied head may start as the embedding. */
         const bool other = strcmp(tensor->name, tensor->begins_as) != 0;
-        if (aq_weights_find_shared(weights, survey->config, tensor->name, &index) == AQ_OK) {
+        if (aq_weights_starts_new(weights, survey->config, tensor))
+            found.use = AQ_WEIGHTS_UNTRAINED;
+        else if (aq_weights_find_shared(weights, survey->config, tensor->name, &index) == AQ_OK) {
             found.file = weights->entries[index]->file->path;
             found.type = weights->entries[index]->type->name;
             found.count = weights->entries[index]->count;
             judge_shape(&found, weights->entries[index], tensor);
         } else if (other)
             continue;
-        else if (tensor->fresh)
-            found.use = AQ_WEIGHTS_UNTRAINED;
         else
             judge(&found, AQ_WEIGHTS_MISSING, "%s is missing, which the model needs", tensor->name);
         tell(context, &found);
@@ -284,7 +299,9 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
     AQ_TRY(aq_weights_survey(weights, model, match_tell, &match));
     if (match.status != AQ_OK) return match.status;
     match_say(weights, &match.unused, "not used by this model");
-    match_say(weights, &match.untrained, "not in the file, and start untrained (train.seed)");
+    match_say(weights, &match.untrained, "new, and start from train.seed");
+    if (model->new_head && match.untrained.count == 0)
+        return aq_fail(AQ_MISMATCH, AREA, "model.new_head: this model has no classifier, remove the key");
     return AQ_OK;
 }
 

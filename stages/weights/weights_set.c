@@ -8,7 +8,6 @@
  * and a wrong total_size, give a log line. Shards are names in the folder, never paths. A stage that needs some tensors
  * opens only their shards; checks over all shards run only if all are opened.
  */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,12 +152,9 @@ static enum aq_status open_shards(const char *folder, const json_t *shards, stru
     const size_t count = json_object_size(shards);
     const char *name, **names;
     json_t *value;
-    void *memory;
     size_t at = 0;
-    AQ_TRY(aq_alloc((count + 1) * sizeof *weights->files, &memory));
-    weights->files = memory;
-    AQ_TRY(aq_alloc((count + 1) * sizeof *names, &memory));
-    names = memory;
+    AQ_TRY(AQ_NEW(count + 1, &weights->files));
+    AQ_TRY(AQ_NEW(count + 1, &names));
     json_object_foreach((json_t *)(uintptr_t)shards, name, value) names[at++] = name;
     if (count) qsort(names, count, sizeof *names, by_text);
     enum aq_status status = AQ_OK;
@@ -272,13 +268,11 @@ static enum aq_status open_indexed(const char *folder, aq_weights_wants *wants, 
 enum aq_status aq_weights_set_open(const char *folder, aq_weights_wants *wants, void *context,
                                    struct aq_weights *weights)
 {
-    void *memory;
     if (there(folder, SINGLE) && there(folder, INDEX) && !wants)
         aq_log(AREA, AQ_LOG_WARNING, "%s: has both " SINGLE " and " INDEX "; the first is read, as transformers does",
                folder);
     if (!there(folder, SINGLE) && there(folder, INDEX)) return open_indexed(folder, wants, context, weights);
     if (!there(folder, SINGLE)) return nothing_there(folder);
-    AQ_TRY(aq_alloc(sizeof *weights->files, &memory));
-    weights->files = memory;
+    AQ_TRY(AQ_NEW(1, &weights->files));
     return open_next(folder, SINGLE, weights);
 }

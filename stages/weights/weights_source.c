@@ -56,10 +56,9 @@ enum aq_status aq_weights_source_floats(const struct aq_weights_tensor *tensor, 
 enum aq_status aq_weights_source_begin(const struct aq_weights_tensor *tensor, float *room, uint64_t floats)
 {
     const struct aq_weights_low_rank *plus = tensor->plus;
-    void *memory;
     if (!plus || !plus->m) return AQ_OK;
-    AQ_TRY(aq_alloc(plus->out * sizeof(double), &memory));
-    double *squares = memory;
+    double *squares;
+    AQ_TRY(AQ_NEW(plus->out, &squares));
     memset(squares, 0, plus->out * sizeof *squares);
     enum aq_status status = AQ_OK;
     for (uint64_t at = 0, all = plus->in * plus->out, n; status == AQ_OK && at < all; at += n) {
@@ -69,7 +68,7 @@ enum aq_status aq_weights_source_begin(const struct aq_weights_tensor *tensor, f
     }
     for (uint64_t o = 0; o < plus->out; o++)
         plus->factors[o] = aq_lora_factor(squares[o], plus->m[o]);
-    aq_free(memory);
+    aq_free(squares);
     return status;
 }
 
@@ -77,14 +76,16 @@ enum aq_status aq_weights_source_rows(const struct aq_weights_tensor *tensor, ui
 {
     const uint64_t width = tensor->shape[tensor->transposed ? 0 : 1]; /* of what is written */
     if (!tensor->transposed) return aq_weights_source_floats(tensor, row * width, rows * width, out);
-    const uint64_t height = tensor->shape[1];
+    const uint64_t height = tensor->shape[1], taps = tensor->kernel ? (uint64_t)tensor->kernel * tensor->kernel : 1;
     float strip[STRIP_FLOATS];
     for (uint64_t r = 0; r < rows; r += STRIP_FLOATS) {
         const uint64_t strip_rows = rows - r < STRIP_FLOATS ? rows - r : STRIP_FLOATS;
         for (uint64_t column = 0; column < width; column++) {
             AQ_TRY(aq_weights_source_floats(tensor, column * height + row + r, strip_rows, strip));
+            const uint64_t to =
+                column % (width / taps) * taps + column / (width / taps); /* tap after tap of a channel */
             for (uint64_t i = 0; i < strip_rows; i++)
-                out[(r + i) * width + column] = strip[i];
+                out[(r + i) * width + to] = strip[i];
         }
     }
     return AQ_OK;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "stages/stage.h"
 #include "weights_file.h"
 
 static void float_from_f32(const uint8_t *values, uint64_t count, float *out)
@@ -101,7 +102,7 @@ const struct aq_weights_type *aq_weights_type_find(const char *name)
     return NULL;
 }
 
-enum { STRIP_ROWS = 16, STRIP_COLUMNS = 256 };
+enum { TAPS_MAX = 121, STRIP_ROWS = 16, STRIP_COLUMNS = 256 };
 
 /* out (columns, rows) = the transpose of values (rows, columns), in strips that stay in the first-level cache. */
 static void transpose(const struct aq_weights_type *type, const uint8_t *values, uint64_t rows, uint64_t columns,
@@ -142,8 +143,8 @@ void aq_weights_forget(const struct aq_weights *weights, uint32_t index)
     aq_weights_release(entry->file, entry->file->data + entry->begin, entry->end - entry->begin);
 }
 
-enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
-                               uint64_t count)
+/* The tensor is there, can be read, and has so many values. */
+static enum aq_status check_values(const struct aq_weights *weights, uint32_t index, uint64_t count)
 {
     if (index >= weights->count)
         return aq_fail(AQ_INVAL, "weights", "%s: tensor %u of %u", weights->path, (unsigned)index,
@@ -155,6 +156,14 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     if (count != entry->count)
         return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values, the model needs %llu",
                        weights->path, entry->name, (unsigned long long)entry->count, (unsigned long long)count);
+    return AQ_OK;
+}
+
+enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
+                               uint64_t count)
+{
+    AQ_TRY(check_values(weights, index, count));
+    const struct aq_weights_entry *entry = weights->entries[index];
     const uint8_t *values = entry->file->data + entry->begin;
     if (count == 0) return AQ_OK;
     if (!transposed) {
@@ -170,6 +179,26 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     for (uint64_t at = 0; at < count; at += matrix)
         transpose(entry->type, values + at * entry->type->bytes, rows, columns, out + at);
     aq_weights_release(entry->file, values, entry->end - entry->begin);
+    return AQ_OK;
+}
+
+enum aq_status aq_weights_read_as(const struct aq_weights *weights, uint32_t index, const struct aq_tensor_info *tensor,
+                                  float *out)
+{
+    if (!tensor->kernel) return aq_weights_read(weights, index, tensor->transposed, out, tensor->count);
+    AQ_TRY(check_values(weights, index, tensor->count));
+    const struct aq_weights_entry *entry = weights->entries[index];
+    const uint64_t taps = (uint64_t)tensor->kernel * tensor->kernel, N = tensor->shape[1], C = tensor->shape[0] / taps;
+    const uint8_t *values = entry->file->data + entry->begin;
+    float strip[TAPS_MAX];
+    AQ_ASSERT(taps <= TAPS_MAX);
+    for (uint64_t n = 0; n < N; n++)
+        for (uint64_t c = 0; c < C; c++, values += taps * entry->type->bytes) {
+            entry->type->to_float(values, taps, strip);
+            for (uint64_t t = 0; t < taps; t++)
+                out[(t * C + c) * N + n] = strip[t];
+        }
+    aq_weights_forget(weights, index);
     return AQ_OK;
 }
 

@@ -20,6 +20,7 @@ enum { PATH_BYTES_MAX = 4096, PIECE_FLOATS = AQ_WEIGHTS_PIECE_BYTES / sizeof(flo
 /* A tensor's type, shape and size in the file. */
 struct written {
     const struct aq_weights_type *type;
+    uint32_t dimensions;
     uint64_t shape[AQ_WEIGHTS_DIMENSIONS_MAX];
     uint64_t count, bytes;
 };
@@ -36,6 +37,12 @@ static bool written_as(const struct aq_weights_tensor *tensor, struct written *o
     for (uint32_t i = 0; i < tensor->dimensions; i++) {
         out->shape[i] = tensor->shape[tensor->transposed ? 1 - i : i];
         if (out->shape[i] > INT64_MAX || __builtin_mul_overflow(out->count, out->shape[i], &out->count)) return false;
+    }
+    out->dimensions = tensor->dimensions;
+    if (tensor->kernel && tensor->transposed) { /* (N, C, K, K) */
+        out->dimensions = 4;
+        out->shape[2] = out->shape[3] = tensor->kernel;
+        out->shape[1] /= out->shape[2] * out->shape[3];
     }
     if (!out->type || (tensor->fill && tensor->transposed)) return false;
     if (tensor->fill_bytes) {
@@ -60,7 +67,7 @@ static enum aq_status describe(const char *path, const struct aq_weights_tensor 
     if (strcmp(tensor->name, "__metadata__") == 0 || json_object_get(header, tensor->name))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is taken", path, tensor->name);
     json_t *shape = json_array();
-    for (uint32_t i = 0; i < tensor->dimensions; i++)
+    for (uint32_t i = 0; i < written.dimensions; i++)
         json_array_append_new(shape, json_integer((json_int_t)written.shape[i]));
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", written.type->name, "shape", shape, "data_offsets",
                               (json_int_t)*offset, (json_int_t)end);
@@ -90,15 +97,14 @@ static enum aq_status make_header(const char *path, const struct aq_weights_tens
         status = describe(path, &tensors[i], header, &offset);
     if (status != AQ_OK) goto out;
     length = json_dumpb(header, NULL, 0, JSON_COMPACT);
-    void *memory;
+    uint8_t *text;
     uint64_t padded = (length + 7) / 8 * 8;
     if (length == 0 || padded > AQ_WEIGHTS_HEADER_BYTES_MAX) {
         status =
             aq_fail(AQ_INVAL, AREA, "%s: a header of %llu bytes cannot be written", path, (unsigned long long)length);
         goto out;
     }
-    AQ_TRY_GOTO(aq_alloc(sizeof padded + (size_t)padded, &memory), out);
-    uint8_t *text = memory;
+    AQ_TRY_GOTO(aq_alloc_at(sizeof padded + (size_t)padded, &text), out);
     memcpy(text, &padded, sizeof padded);
     memset(text + sizeof padded, ' ', (size_t)padded);
     json_dumpb(header, (char *)text + sizeof padded, (size_t)length, JSON_COMPACT);
@@ -143,18 +149,15 @@ static enum aq_status floats_take(struct aq_weights_writer *writer)
         if (tensor->transposed && most < tensor->shape[0]) most = tensor->shape[0]; /* at least one row */
     }
     writer->floats_most = most;
-    void *memory = NULL;
-    if (most > 0) AQ_TRY(aq_alloc(most * sizeof(float), &memory));
-    writer->floats = memory;
+    if (most > 0) AQ_TRY(AQ_NEW(most, &writer->floats));
     return AQ_OK;
 }
 
 enum aq_status aq_weights_writer_open(const char *folder, const char *name, const struct aq_weights_tensor *tensors,
                                       uint32_t count, const char *const *metadata, struct aq_weights_writer **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_weights_writer), &memory));
-    struct aq_weights_writer *writer = memory;
+    struct aq_weights_writer *writer;
+    AQ_TRY(AQ_NEW(1, &writer));
     writer->tensors = tensors;
     writer->count = count;
     writer->file = -1;
@@ -183,7 +186,7 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
 static enum aq_status next_rows(struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor,
                                 const struct written *written, uint64_t *count)
 {
-    const uint64_t height = written->shape[0], width = written->shape[1], row = writer->done / width;
+    const uint64_t height = written->shape[0], width = written->count / height, row = writer->done / width;
     uint64_t rows = writer->floats_most / width;
     if (rows > height - row) rows = height - row;
     *count = rows * width;

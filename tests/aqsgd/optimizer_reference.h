@@ -468,17 +468,18 @@ static void ref_lioncub_lanes(void)
         lion_step(c);
         return;
     }
+    const double norm = (double)C->reduce.norm;
     const bool geometric = C->reduce.norm == AQ_GRAD_NORM_L0;
     double counts[RANKS_MAX][RANK_TENSORS] = {{0}};
     EACH(w, t, i)
     {
-        if (!geometric) M[w][t] += fabs(c[w][i]) / (double)rank_tensors[t].count;
+        if (!geometric) M[w][t] += pow(fabs(c[w][i]), norm) / (double)rank_tensors[t].count;
         if (geometric && c[w][i] != 0) M[w][t] += log(fabs(c[w][i]));
         counts[w][t] += c[w][i] != 0;
     }
-    for (uint32_t w = 0; geometric && w < ranks.W; w++)
+    for (uint32_t w = 0; w < RANKS_MAX; w++)
         for (int t = 0; t < RANK_TENSORS; t++)
-            M[w][t] = counts[w][t] > 0 ? exp(M[w][t] / counts[w][t]) : 0;
+            M[w][t] = !geometric ? pow(M[w][t], 1 / norm) : counts[w][t] > 0 ? exp(M[w][t] / counts[w][t]) : 0;
     memset(sum, 0, sizeof sum);
     EACH(w, t, i)
     {

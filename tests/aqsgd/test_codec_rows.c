@@ -87,11 +87,18 @@ static void near_to(double x, double truth, double tolerance)
     if (!(fabs(x - truth) <= tolerance * truth)) fail_msg("%g is not within %g of %g", x, tolerance, truth);
 }
 
-/* The first row is a hundred times as large as the others, as a first token's may be. */
-static void measures(uint32_t rows, double tolerance)
+static float stored_value(const void *m, size_t e, bool half)
 {
-    const struct aq_codec_config config = config_of(4, AQ_PRECISION_FP16);
-    double a2 = 0, sum = 0, delta2 = 0, error2 = 0;
+    const uint16_t bits = ((const uint16_t *)m)[e];
+    return half ? aq_half_to_float(bits) : aq_float_of((uint32_t)bits << 16);
+}
+
+/* The first row is a hundred times as large as the others, as a first token's may be. */
+static void measures(uint32_t rows, enum aq_codec_precision store, double tolerance)
+{
+    const struct aq_codec_config config = config_of(4, store);
+    const bool half = store == AQ_PRECISION_FP16;
+    double a2 = 0, sum = 0, delta2 = 0, error2 = 0, stored2 = 0;
     struct end end;
     float *old = NULL;
     void *memory = NULL;
@@ -107,7 +114,7 @@ static void measures(uint32_t rows, double tolerance)
         if (visit == 1) break;
         (void)encode(&end, NULL, old, end.m);
         for (size_t e = 0; e < end.values; e++)
-            old[e] = aq_half_to_float(((const uint16_t *)(const void *)end.m)[e]);
+            old[e] = stored_value(end.m, e, half);
     }
     const struct aq_codec_result result = encode(&end, end.m, end.hat, end.m);
     for (size_t e = 0; e < end.values; e++) {
@@ -116,7 +123,11 @@ static void measures(uint32_t rows, double tolerance)
         sum += a;
         delta2 += d * d;
         error2 += x * x;
+        const double left = a - (double)(half ? end.hat[e] : stored_value(end.m, e, half));
+        stored2 += left * left;
     }
+    near_to(result.sum_stored2, stored2, tolerance);
+    if (!half) assert_true(result.sum_stored2 > 1.05 * result.sum_error2);
     near_to(result.sum_a2, a2, tolerance);
     near_to(result.sum_a, sum, tolerance);
     near_to(result.sum_delta2, delta2, tolerance);
@@ -128,42 +139,65 @@ static void measures(uint32_t rows, double tolerance)
 static void test_measures_are_near_the_truth(void **state)
 {
     (void)state;
-    measures(1, 1e-3);
-    measures(63, 1e-3);
-    measures(64, 0.2);
-    measures(77, 0.2);
-    measures(ROWS, 0.15);
-    measures(1024, 0.05);
+    for (uint32_t store = AQ_PRECISION_FP16; store <= AQ_PRECISION_BF16; store++) {
+        measures(1, store, 1e-3);
+        measures(63, store, 1e-3);
+        measures(64, store, 0.2);
+        measures(77, store, 0.2);
+        measures(ROWS, store, 0.15);
+        measures(1024, store, 0.05);
+    }
 }
 
 /*
  * The error of what is stored: visited again without a change, a sample is as far from its message as the visit before
  * said. In 2 bits that is far more than the error of x^, which the loop does not continue with.
  */
+static void stored_error(const struct aq_codec_config *config, uint32_t rows, uint32_t variant, double more)
+{
+    static float before[77 * COLUMNS];
+    struct end end;
+    end_open(&end, config, rows, COLUMNS);
+    fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 60 + variant);
+    float *const hats[] = {NULL, end.hat, end.a};
+    const struct aq_codec_result first = encode(&end, NULL, variant < 2 ? NULL : end.hat, end.m);
+    for (size_t e = 0; e < end.values; e++)
+        end.a[e] += 0.1f * (float)(e % 7);
+    memcpy(before, end.a, end.values * sizeof *before);
+    const struct aq_codec_result second = encode(&end, end.m, hats[variant / 2], end.m);
+    memcpy(end.a, before, end.values * sizeof *before);
+    const struct aq_codec_result third = encode(&end, end.m, end.hat, end.m);
+    assert_true(first.sum_stored2 > 0 && second.sum_error2 > 0);
+    near_to(second.sum_stored2, third.sum_delta2, 1e-5);
+    assert_true(second.sum_stored2 > more * second.sum_error2);
+    end_close(&end);
+}
+
 static void test_stored_error_is_the_distance_of_the_next_visit(void **state)
 {
     (void)state;
-    for (uint32_t store = AQ_PRECISION_Q8; store <= AQ_PRECISION_Q2; store++) {
+    for (uint32_t store = AQ_PRECISION_BF16; store <= AQ_PRECISION_Q2; store++) {
         for (uint32_t variant = 0; variant < 6; variant++) {
             struct aq_codec_config config = config_of(4, (enum aq_codec_precision)store);
-            struct end end;
             config.store_group = variant % 2 ? AQ_PER_CHANNEL : AQ_PER_ROW;
-            end_open(&end, &config, 37, COLUMNS);
-            fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 60 + variant);
-            float *const hats[] = {NULL, end.hat, end.a};
-            const struct aq_codec_result first = encode(&end, NULL, variant < 2 ? NULL : end.hat, end.m);
-            for (size_t e = 0; e < end.values; e++)
-                end.a[e] += 0.1f * (float)(e % 7);
-            float before[37 * COLUMNS];
-            memcpy(before, end.a, sizeof before);
-            const struct aq_codec_result second = encode(&end, end.m, hats[variant / 2], end.m);
-            memcpy(end.a, before, sizeof before);
-            const struct aq_codec_result third = encode(&end, end.m, end.hat, end.m);
-            assert_true(first.sum_stored2 > 0 && second.sum_error2 > 0);
-            near_to(second.sum_stored2, third.sum_delta2, 1e-5);
-            if (store == AQ_PRECISION_Q2) assert_true(second.sum_stored2 > 10 * second.sum_error2);
-            end_close(&end);
+            stored_error(&config, 37, variant, store == AQ_PRECISION_Q2 ? 10 : 0);
         }
+    }
+}
+
+/* Codecs that measure every row of a sample, although it is long enough for aqsgd to measure a part of it. */
+static void test_stored_error_of_whole_samples_is_of_all_rows(void **state)
+{
+    (void)state;
+    static const uint32_t kinds[] = {AQ_CODEC_SIGN, AQ_CODEC_LOWRANK, AQ_CODEC_EC};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct aq_codec_config config;
+        aq_codec_config_default(&config, kinds[k], kinds[k] == AQ_CODEC_SIGN ? 1 : 4);
+        config.store = AQ_PRECISION_BF16;
+        config.keyframe = AQ_PRECISION_FP32;
+        config.rounding = AQ_ROUND_NEAREST;
+        for (uint32_t variant = 0; variant < 6; variant += 2)
+            stored_error(&config, 77, variant, 0);
     }
 }
 
@@ -225,6 +259,7 @@ int main(void)
         cmocka_unit_test(test_fp32_store_may_hold_x_as_well),
         cmocka_unit_test(test_measures_are_near_the_truth),
         cmocka_unit_test(test_stored_error_is_the_distance_of_the_next_visit),
+        cmocka_unit_test(test_stored_error_of_whole_samples_is_of_all_rows),
         cmocka_unit_test(test_rows_of_messages_move_in_every_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

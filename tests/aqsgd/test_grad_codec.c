@@ -11,7 +11,9 @@
 
 #include <cmocka.h>
 
+#define AQ_ELEMENT static inline
 #include "grad_internal.h"
+#include "grad_power.h"
 
 /* Tensors that begin and end anywhere, a gap between two of them and one behind the last. */
 enum { FLOATS = 9000, GAP = 1003, GAP_END = 1017, END = 8990 };
@@ -57,7 +59,8 @@ static bool in_gap(uint64_t i)
     return (i >= GAP && i < GAP_END) || i >= END;
 }
 
-static const char *const kinds[] = {"fp32", "fp16", "bf16", "uniform", "sign", "vote", "lp", "topk"};
+static const char *const kinds[] = {"fp32", "fp16", "bf16", "uniform",   "sign",
+                                    "vote", "lp",   "topk", "topk_fp32", "randomk"};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static void test_the_table_has_these_kinds(void **state)
@@ -85,7 +88,9 @@ static void test_bytes_are_scales_and_codes(void **state)
                 {"uniform", 3, 4 * (2 + 1 + 9 + 8) + FLOATS * 3 / 8},
                 {"lp", 5, 4 * 4 + FLOATS * 5 / 8},
                 /* Five chunks; 16 of 1000 at 10 + 2 bits, 1 of 3, 64 of 4096, 1 of 13, 61 of 3864. */
-                {"topk", 0, 8 * 5 + (16 * 12 + 4 + 64 * 14 + 6 + 61 * 14 + 7) / 8}};
+                {"topk", 0, 8 * 5 + (16 * 12 + 4 + 64 * 14 + 6 + 61 * 14 + 7) / 8},
+                {"topk_fp32", 0, (16 * 42 + 34 + 64 * 44 + 36 + 61 * 44 + 7) / 8},
+                {"randomk", 0, 4 * 5 + 4 * (16 + 1 + 64 + 1 + 61)}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct aq_grad_codec_config config = config_of(rows[i].kind, rows[i].bits, NULL);
         struct aq_grad_codec *codec = open_codec(&config);
@@ -264,6 +269,16 @@ static double lion_cub_half(const float *y, uint64_t n, uint64_t i)
     return lion_cub(y, n, i, 0.5);
 }
 
+static double lion_cub_2(const float *y, uint64_t n, uint64_t i)
+{
+    return lion_cub(y, n, i, 2);
+}
+
+static double lion_cub_3(const float *y, uint64_t n, uint64_t i)
+{
+    return lion_cub(y, n, i, 3);
+}
+
 static double lion_cub_0(const float *y, uint64_t n, uint64_t i)
 {
     return lion_cub(y, n, i, 0);
@@ -308,6 +323,10 @@ static void test_quantizers_as_published(void **state)
     expect_formula(&config, lion_cub_1);
     config.norm = 0.5f;
     expect_formula(&config, lion_cub_half);
+    config.norm = 2.0f;
+    expect_formula(&config, lion_cub_2);
+    config.norm = 3.0f;
+    expect_formula(&config, lion_cub_3);
     config.norm = AQ_GRAD_NORM_L0;
     expect_formula(&config, lion_cub_0);
     config = config_of("uniform", 4, "signed");
@@ -316,6 +335,29 @@ static void test_quantizers_as_published(void **state)
     expect_formula(&config, tread);
     config.grid = "rise";
     expect_formula(&config, rise);
+}
+
+/* Within 4e-16 of the C library's, relatively: logarithms, exponentials, and powers by |p log x| times that. */
+static void test_powers_are_near_the_c_library(void **state)
+{
+    (void)state;
+    static const double powers[] = {1.0, 2.0, 0.5, 0.001, 0.7, 3.25, 40.0};
+    const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 0, 0);
+    for (uint64_t i = 0; i < 20000; i++) {
+        const double at = 2.0 * (double)aq_rng_uniform(&key, i) - 1.0;
+        const double value = exp(100.0 * at), wanted = exp(700.0 * at), root = log(value);
+        assert_true(fabs(element_exp(700.0 * at) - wanted) <= 4e-16 * wanted);
+        assert_true(fabs(element_log(value) - root) <= 4e-16 * fabs(root) + 1e-16);
+        for (size_t p = 0; p < sizeof powers / sizeof *powers; p++) {
+            const double power = pow(value, powers[p]), got = element_power(value, powers[p]);
+            if (isfinite(power) && power > 1e-300)
+                assert_true(fabs(got - power) <= 4e-16 * (2.0 + fabs(powers[p] * root)) * power);
+            else
+                assert_true(got == power || got == 0.0 || fabs(got / power - 1.0) < 1e-12);
+        }
+    }
+    assert_true(element_power(0.0, 0.7) == 0.0 && element_exp(710.0) == (double)INFINITY && element_exp(-800.0) == 0.0);
+    assert_true(element_exp(0.0) == 1.0 && element_log(1.0) == 0.0 && element_power(9.0, 0.5) == 3.0);
 }
 
 /*
@@ -456,6 +498,75 @@ static void test_the_largest_travel(void **state)
     aq_grad_codec_close(codec);
 }
 
+/* Of topk_fp32 and randomk: so many values of each chunk come back bit for bit, and the others are the error. */
+static void test_values_travel_as_they_are(void **state)
+{
+    (void)state;
+    enum { CHUNK = 128, SENT = 16, N = 4 * CHUNK - 5 /* the last chunk has 123: 16 of them */, STEPS = 400 };
+    static const char *const names[] = {"topk_fp32", "randomk"};
+    for (int kind = 0; kind < 2; kind++) {
+        struct aq_grad_codec_config config = config_of(names[kind], 0, NULL);
+        config.bucket = CHUNK;
+        config.density = (float)SENT / CHUNK;
+        struct aq_grad_codec *codec = open_codec(&config);
+        const size_t bytes = aq_grad_codec_bytes(codec, GAP_END, N);
+        uint32_t counts[N] = {0}, moved = 0;
+        static float other[N];
+        for (uint64_t step = 1; step <= STEPS; step++) {
+            const struct aq_rng_key key = aq_rng_key(5, AQ_RNG_TEST, step, 0);
+            for (uint64_t i = 0; i < FLOATS; i++)
+                x[i] = aq_rng_normal(&key, i);
+            memset(error, 0, sizeof error);
+            const float *y = x + GAP_END;
+            assert_int_equal(aq_grad_encode(codec, GAP_END, N, y, error, step, wire), AQ_OK);
+            assert_int_equal(aq_grad_decode(codec, GAP_END, N, wire, bytes, 1.0f, false, decoded), AQ_OK);
+            float least = INFINITY, left = 0;
+            for (uint64_t i = 0; i < N; i++) {
+                const bool sent = decoded[i] != 0.0f;
+                assert_true(sent ? decoded[i] == y[i] && error[i] == 0.0f : error[i] == y[i]);
+                counts[i] += sent;
+                moved += sent && other[i] == 0.0f;
+                if (i < CHUNK && sent) least = fminf(least, fabsf(y[i]));
+                if (i < CHUNK && !sent) left = fmaxf(left, fabsf(y[i]));
+            }
+            assert_true(kind == 1 || least >= left);
+            memcpy(other, decoded, sizeof other);
+        }
+        uint32_t all = 0;
+        for (uint64_t i = 0; i < N; i++) { /* 50 each, 6.6 the deviation */
+            assert_in_range(counts[i], 15, 90);
+            all += counts[i];
+        }
+        assert_int_equal(all, 4 * SENT * STEPS);
+        assert_true(moved > all / 2);
+        aq_grad_codec_close(codec);
+    }
+}
+
+/* All ranks' values are at the same places, so that the mean of two comes back without a loss. */
+static void test_random_places_are_those_of_the_step_for_all(void **state)
+{
+    (void)state;
+    static float mean[FLOATS], none[FLOATS];
+    const struct aq_grad_codec_config config = config_of("randomk", 0, NULL);
+    struct aq_grad_codec *codec = open_codec(&config);
+    const size_t bytes = aq_grad_codec_bytes(codec, 0, FLOATS);
+    for (uint64_t step = 1; step <= 3; step++) {
+        for (uint64_t rank = 0; rank < 2; rank++) {
+            fill(20 + rank);
+            assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, NULL, step, wire), AQ_OK);
+            assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 0.5f, rank > 0, mean), AQ_OK);
+        }
+        memset(none, 0, sizeof none);
+        assert_int_equal(aq_grad_encode(codec, 0, FLOATS, mean, none, step, wire), AQ_OK);
+        assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 1.0f, false, decoded), AQ_OK);
+        assert_memory_equal(decoded, mean, sizeof mean);
+        for (uint64_t i = 0; i < FLOATS; i++)
+            assert_true(none[i] == 0.0f);
+    }
+    aq_grad_codec_close(codec);
+}
+
 /* Places come in their order and lie in their chunk, or the body is none of ours. */
 static void test_places_out_of_order_are_corrupt(void **state)
 {
@@ -474,6 +585,18 @@ static void test_places_out_of_order_are_corrupt(void **state)
         memset(wire, 0, 8);
         memcpy(wire + 8, &codes, 5);
         assert_int_equal(aq_grad_decode(codec, GAP_END, 192, wire, bytes, 1.0f, false, decoded),
+                         p == 0 ? AQ_OK : AQ_CORRUPT);
+    }
+    aq_grad_codec_close(codec);
+    config.kind = "topk_fp32"; /* 5 bytes each: a place, a value */
+    codec = open_codec(&config);
+    assert_int_equal(aq_grad_codec_bytes(codec, GAP_END, 192), 20);
+    for (int p = 0; p < 5; p++) {
+        for (int i = 0; i < 4; i++) {
+            wire[5 * i] = (uint8_t)places[p][i];
+            memcpy(wire + 5 * i + 1, &(float){0.5f}, 4);
+        }
+        assert_int_equal(aq_grad_decode(codec, GAP_END, 192, wire, 20, 1.0f, false, decoded),
                          p == 0 ? AQ_OK : AQ_CORRUPT);
     }
     aq_grad_codec_close(codec);
@@ -518,6 +641,20 @@ static void test_scales_no_encoder_writes_are_corrupt(void **state)
         assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 1.0f, true, decoded), AQ_CORRUPT);
         aq_grad_codec_close(codec);
     }
+    static const char *const plain[] = {"topk_fp32", "randomk"};
+    for (int k = 0; k < 2; k++) {
+        const struct aq_grad_codec_config config = config_of(plain[k], 0, NULL);
+        struct aq_grad_codec *codec = open_codec(&config);
+        const size_t bytes = aq_grad_codec_bytes(codec, 0, FLOATS);
+        for (int b = 0; b < 3; b++) {
+            static const float values[] = {INFINITY, NAN, -INFINITY};
+            fill(4);
+            x[700] = values[b];
+            assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, NULL, 1, wire), AQ_OK);
+            assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 1.0f, true, decoded), AQ_CORRUPT);
+        }
+        aq_grad_codec_close(codec);
+    }
 }
 
 static void expect_inval(struct aq_grad_codec_config config, const char *field)
@@ -555,6 +692,9 @@ static void test_config_bad_value_names_the_field(void **state)
         config.bucket = i < 2 ? 0 : 65536 + 64;
         expect_inval(config, "bucket");
     }
+    config = config_of("randomk", 0, NULL);
+    config.density = 0.51f;
+    expect_inval(config, "density");
     struct aq_grad_codec *codec;
     static const struct aq_optimizer_tensor over[] = {{.offset = 10, .count = 91}};
     config = config_of("sign", 0, NULL);
@@ -623,7 +763,7 @@ static void test_names_of_manifests_are_kinds_with_their_bits(void **state)
     assert_true(config.bits == 8 && config.norm == 1.0f);
     aq_grad_codec_config_take(&config, &wished);
     assert_true(config.bucket == 128 && !config.grid && config.norm == 0.5f);
-    assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_NODEV);
+    assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_OK);
     assert_true(aq_grad_codec_config_named(&config, "topk"));
     aq_grad_codec_config_take(&config, &wished);
     assert_true(config.bucket == 128 && config.density == 0.25f && !config.grid);
@@ -647,9 +787,12 @@ int main(void)
         cmocka_unit_test(test_every_kind_any_range_comes_back_with_its_error),
         cmocka_unit_test(test_every_kind_the_same_bits_in_every_table),
         cmocka_unit_test(test_quantizers_as_published),
+        cmocka_unit_test(test_powers_are_near_the_c_library),
         cmocka_unit_test(test_no_quantizer_has_a_bias_on_symmetric_data),
         cmocka_unit_test(test_error_feedback_telescopes),
         cmocka_unit_test(test_the_largest_travel),
+        cmocka_unit_test(test_values_travel_as_they_are),
+        cmocka_unit_test(test_random_places_are_those_of_the_step_for_all),
         cmocka_unit_test(test_places_out_of_order_are_corrupt),
         cmocka_unit_test(test_votes_of_nothing_alternate),
         cmocka_unit_test(test_scales_no_encoder_writes_are_corrupt),

@@ -233,12 +233,13 @@ static void test_errors_hold_what_codecs_lost(void **state)
             ranks_step(&coded, 0.01f, 1.0f, step);
             ranks_step(&plain, 0.01f, 1.0f, step);
         }
-        const float *worker[W], *server[W];
+        const float *worker[W], *server[W] = {NULL};
+        const bool both = !aq_grad_codec_config_one_sided(&config.reduce);
         for (uint32_t w = 0; w < W; w++) {
             worker[w] = aq_optimizer_state(coded.optimizers[w], ranks_state(&coded, "worker_error"));
-            server[w] = aq_optimizer_state(coded.optimizers[w], ranks_state(&coded, "server_error"));
+            if (both) server[w] = aq_optimizer_state(coded.optimizers[w], ranks_state(&coded, "server_error"));
         }
-        assert_int_equal(aq_grad_pending(N, W, worker, server, pending), AQ_OK);
+        assert_int_equal(aq_grad_pending(N, W, worker, both ? server : NULL, pending), AQ_OK);
         for (uint64_t i = 0; i < N; i++) {
             const float here = coded.parameters[0][i] - pending[i], there = plain.parameters[0][i];
             if (ranks_is_in(i) && !(fabsf(here - there) <= 2e-5f * (1 + fabsf(there))))
@@ -247,6 +248,75 @@ static void test_errors_hold_what_codecs_lost(void **state)
         }
         ranks_close(&coded);
         ranks_close(&plain);
+    }
+}
+
+/* A reduction that is taken back and made again leaves no trace: not in the weights, not in any state. */
+static void test_a_reduction_that_is_made_again_has_the_same_bits(void **state)
+{
+    (void)state;
+    enum { W = 3, EVERY = 2 };
+    for (uint32_t c = 0; aq_grad_codec_kind(c); c++) {
+        struct aq_optimizer_config config = local_config("adamw", EVERY, 0.7f, c % 2 ? 0.9f : 0.0f), once;
+        struct ranks again, calm;
+        aq_grad_codec_config_default(&config.reduce, aq_grad_codec_kind(c));
+        aq_error_clear();
+        if (aq_optimizer_config_check(&config) != AQ_OK) continue;
+        once = config;
+        config.outer_retries = true;
+        ranks_open(&again, &config, W);
+        ranks_open(&calm, &once, W);
+        again.again = true;
+        for (uint64_t step = 1; step <= 4 * EVERY; step++) {
+            ranks_gradients(&again, 46, step);
+            ranks_gradients(&calm, 46, step);
+            ranks_step(&again, 0.01f, 1.0f, step);
+            ranks_step(&calm, 0.01f, 1.0f, step);
+        }
+        for (uint32_t w = 0; w < W; w++) {
+            assert_memory_equal(again.parameters[w], calm.parameters[w], N * sizeof(float));
+            for (uint32_t i = 0; i < aq_optimizer_state_count(calm.optimizers[w]); i++) {
+                struct aq_optimizer_state_info info;
+                aq_optimizer_state_info(calm.optimizers[w], i, &info);
+                assert_string_equal(aq_optimizer_state_name(again.optimizers[w], i), info.name);
+                assert_memory_equal(aq_optimizer_state(again.optimizers[w], i),
+                                    aq_optimizer_state(calm.optimizers[w], i), info.count * sizeof(float));
+            }
+        }
+        ranks_close(&again);
+        ranks_close(&calm);
+    }
+}
+
+/* A rank that has missed steps corrects its moments' bias by the updates that they have had. */
+static void test_bias_corrections_count_without_missed_steps(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"adamw", "lamb"};
+    for (int k = 0; k < 2; k++) {
+        struct aq_optimizer_config config;
+        struct ranks all, late;
+        aq_optimizer_config_default(&config, kinds[k]);
+        config.bias_correction = true;
+        ranks_open(&all, &config, 1);
+        ranks_open(&late, &config, 1);
+        for (uint64_t step = 1; step <= 6; step++) {
+            const uint64_t missed = step <= 3 ? 4 : 9; /* between two of its rounds, more of them */
+            ranks_gradients(&all, 43, step);
+            ranks_gradients(&late, 43, step);
+            aq_optimizer_missed(late.optimizers[0], missed);
+            ranks_step(&all, 0.01f, 1.0f, step);
+            ranks_step(&late, 0.01f, 1.0f, step + missed);
+            assert_memory_equal(all.parameters[0], late.parameters[0], N * sizeof(float));
+        }
+        aq_optimizer_missed(late.optimizers[0], 0);
+        ranks_gradients(&all, 43, 7);
+        ranks_gradients(&late, 43, 7);
+        ranks_step(&all, 0.01f, 1.0f, 7);
+        ranks_step(&late, 0.01f, 1.0f, 16);
+        assert_memory_not_equal(all.parameters[0], late.parameters[0], N * sizeof(float));
+        ranks_close(&all);
+        ranks_close(&late);
     }
 }
 
@@ -290,6 +360,8 @@ int main(void)
         cmocka_unit_test(test_void_steps_stay_with_their_rank),
         cmocka_unit_test(test_swap_shows_the_outer_weights),
         cmocka_unit_test(test_errors_hold_what_codecs_lost),
+        cmocka_unit_test(test_a_reduction_that_is_made_again_has_the_same_bits),
+        cmocka_unit_test(test_bias_corrections_count_without_missed_steps),
         cmocka_unit_test(test_what_does_not_fit_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

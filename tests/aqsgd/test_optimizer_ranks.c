@@ -119,10 +119,12 @@ static void test_lioncub_as_published(void **state)
         for (int i = 0; i < WIDTHS; i++)
             expect_as_published(&config, widths[i], ref_lioncub_lanes, 3);
     }
+    static const float powers[] = {AQ_GRAD_NORM_L0, 2.0f, 0.7f, 3.0f};
     config.lane_bits = 8;
-    config.reduce.norm = AQ_GRAD_NORM_L0;
-    for (int i = 0; i < WIDTHS; i++)
-        expect_as_published(&config, widths[i], ref_lioncub_lanes, 3);
+    for (int i = 0; i < 4 * WIDTHS; i++) {
+        config.reduce.norm = powers[i % 4];
+        expect_as_published(&config, widths[i / 4], ref_lioncub_lanes, 3);
+    }
     aq_grad_codec_config_default(&config.reduce, "vote"); /* votes, of any number of ranks */
     config.lane_bits = 4;
     for (int i = 0; i < WIDTHS; i++)

@@ -435,6 +435,9 @@ static void test_traffic_is_what_a_run_sends(void **state)
         {.kind = "sgd", .codec = "bf16", .W = 2},
         {.kind = "lamb", .codec = "sign", .W = 2},
         {.kind = "lion", .codec = "fp16", .W = 2},
+        {.kind = "lamb", .codec = "topk", .W = 2},
+        {.kind = "lamb", .codec = "topk_fp32", .W = 3},
+        {.kind = "lamb", .codec = "randomk", .W = 2},
         {.kind = "qadam", .warmup_steps = 9, .W = 2},
         {.kind = "onebit_adam", .warmup_steps = 9, .W = 2},
         {.kind = "onebit_adam", .warmup_steps = 3, .freeze_ratio = 0.01f, .W = 2}, /* at the earliest */
@@ -448,6 +451,7 @@ static void test_traffic_is_what_a_run_sends(void **state)
         {.kind = "slamb", .codec = "fp16", .W = 2},
         {.kind = "slamb", .codec = "bf16", .sync_gradient = true, .W = 3},
         {.kind = "slamb", .density_steps = 20, .W = 2},
+        {.kind = "slamb", .density_steps = 400, .dense_below = 80, .W = 2}, /* longer than the run */
         {.kind = "lioncub", .names = "head", .measure_every = 3, .W = 2},
         {.kind = "lioncub", .codec = "lp5", .lane_bits = 8, .measure_every = 7, .W = 4},
     };
@@ -473,9 +477,161 @@ static void test_traffic_is_what_a_run_sends(void **state)
     }
 }
 
+/*
+ * SLAMB's Algorithm 2, LAMB under naive compression: gradients with the errors of the last step are coded, the mean of
+ * what was sent is LAMB's gradient. Here the mean is made by hand, for an optimizer of one rank.
+ */
+static void test_naive_compression_is_algorithm_2(void **state)
+{
+    (void)state;
+    enum { W = 3, STEPS = 6 };
+    static const char *const codecs[] = {"topk_fp32", "randomk"};
+    static float errors[W][N], mean[N];
+    static uint8_t wire[8 * N];
+    for (int k = 0; k < 2; k++) {
+        struct aq_optimizer_config config;
+        aq_optimizer_config_default(&config, "lamb");
+        config.form = "norm";
+        struct ranks alone;
+        ranks_open(&alone, &config, 1);
+        aq_grad_codec_config_default(&config.reduce, codecs[k]);
+        config.reduce.density = 0.25f;
+        struct aq_grad_codec *codec;
+        assert_int_equal(aq_grad_codec_open(&config.reduce, rank_tensors, RANK_TENSORS, N, &codec), AQ_OK);
+        ranks_open(&ranks, &config, W);
+        memset(errors, 0, sizeof errors);
+        for (uint64_t step = 1; step <= STEPS; step++) {
+            ranks_gradients(&ranks, 31, step);
+            for (uint32_t owner = 0; owner < W; owner++) {
+                uint64_t first, count;
+                aq_grad_chunk(N, W, owner, &first, &count);
+                const size_t bytes = aq_grad_codec_bytes(codec, first, count);
+                for (uint32_t w = 0; w < W; w++) {
+                    assert_int_equal(
+                        aq_grad_encode(codec, first, count, ranks.gradients[w] + first, errors[w] + first, step, wire),
+                        AQ_OK);
+                    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes, 1.0f / W, w > 0, mean + first),
+                                     AQ_OK);
+                }
+            }
+            memcpy(alone.gradients[0], mean, sizeof mean);
+            ranks_step(&ranks, 0.01f, 1.0f, step);
+            ranks_step(&alone, 0.01f, 1.0f, step);
+            ranks_expect_equal_parameters(&ranks);
+            assert_memory_equal(ranks.parameters[0], alone.parameters[0], N * sizeof(float));
+        }
+        assert_int_equal(ranks_has_state(&ranks, "server_error"), k == 1);
+        ranks_close(&ranks);
+        ranks_close(&alone);
+        aq_grad_codec_close(codec);
+    }
+}
+
+/* Equation 1 of 1-bit LAMB to the letter: eta under the root, and the ratio of a tensor of zeros is c_min. */
+static void test_printed_lamb_is_equation_1(void **state)
+{
+    (void)state;
+    enum { STEPS = 5 };
+    static const char *const kinds[] = {"lamb", "onebit_lamb"};
+    for (int k = 0; k < 2; k++) {
+        struct aq_optimizer_config config;
+        static double m[N], v[N], x[N];
+        aq_optimizer_config_default(&config, kinds[k]);
+        config.form = "printed";
+        config.bias_correction = false;
+        config.weight_decay = 0.0f;
+        config.epsilon = 1e-6f;
+        ranks_open(&ranks, &config, 1);
+        const struct aq_optimizer_tensor *zeros = &rank_tensors[1];
+        memset(ranks.parameters[0] + zeros->offset, 0, zeros->count * sizeof(float));
+        memset(m, 0, sizeof m);
+        memset(v, 0, sizeof v);
+        for (uint64_t i = 0; i < N; i++)
+            x[i] = (double)ranks.parameters[0][i];
+        for (uint64_t step = 1; step <= STEPS; step++) {
+            ranks_gradients(&ranks, 31, step);
+            for (uint64_t i = 0; i < N; i++)
+                ranks.gradients[0][i] *= 1e-3f; /* v is as small as eta */
+            for (uint32_t t = 0; t < RANK_TENSORS; t++) {
+                const struct aq_optimizer_tensor *of = &rank_tensors[t];
+                double x2 = 0, u2 = 0;
+                for (uint64_t i = of->offset; i < of->offset + of->count; i++) {
+                    const double g = (double)ranks.gradients[0][i];
+                    m[i] = (double)config.beta1 * m[i] + (1 - (double)config.beta1) * g;
+                    v[i] = (double)config.beta2 * v[i] + (1 - (double)config.beta2) * g * g;
+                    const double u = m[i] / sqrt(v[i] + 1e-6);
+                    x2 += x[i] * x[i];
+                    u2 += u * u;
+                }
+                const double c = fmin(fmax(u2 > 0 ? sqrt(x2 / u2) : 1e9, (double)config.coefficient_min),
+                                      (double)config.coefficient_max);
+                for (uint64_t i = of->offset; i < of->offset + of->count; i++)
+                    x[i] -= 0.01 * c * m[i] / sqrt(v[i] + 1e-6);
+            }
+            ranks_step(&ranks, 0.01f, 1.0f, step);
+            for (uint64_t i = 0; i < N; i++)
+                if (ranks_is_in(i) && fabs(x[i] - (double)ranks.parameters[0][i]) > 2e-6 + 1e-5 * fabs(x[i]))
+                    fail_msg("%s, step %llu, %llu: %g, expected %g", kinds[k], (unsigned long long)step,
+                             (unsigned long long)i, (double)ranks.parameters[0][i], x[i]);
+        }
+        ranks_close(&ranks);
+    }
+}
+
+/* Form "analysis" is form "paper" whose errors are multiplied by c(t-2) / c(t-1) between two steps, here by hand. */
+static void test_analysis_of_onebit_lamb_scales_errors(void **state)
+{
+    (void)state;
+    enum { W = 2, WARM = 3, STEPS = 9 };
+    struct aq_optimizer_config config;
+    static struct ranks scaled;
+    float before[RANK_TENSORS], now[RANK_TENSORS]; /* of the tensors that are not empty */
+    bool moved = false;
+    aq_optimizer_config_default(&config, "onebit_lamb");
+    config.warmup_steps = WARM;
+    ranks_open(&ranks, &config, W);
+    config.form = "analysis";
+    ranks_open(&scaled, &config, W);
+    for (int t = 0; t < RANK_TENSORS; t++)
+        before[t] = now[t] = 1.0f;
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        for (uint32_t w = 0; w < W && step > WARM; w++) {
+            float *worker = aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "worker_error"));
+            float *server = aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "server_error"));
+            uint64_t first, count;
+            aq_grad_chunk(N, W, w, &first, &count);
+            for (int t = 0, of = 0; t < RANK_TENSORS; t++) {
+                if (rank_tensors[t].count == 0) continue;
+                const float factor = before[of] / now[of];
+                of++;
+                moved = moved || (factor != 1.0f && step < STEPS);
+                for (uint64_t i = rank_tensors[t].offset; i < rank_tensors[t].offset + rank_tensors[t].count; i++) {
+                    worker[i] *= factor;
+                    if (i >= first && i < first + count) server[i - first] *= factor;
+                }
+            }
+        }
+        ranks_gradients(&ranks, 31, step);
+        ranks_gradients(&scaled, 31, step);
+        ranks_step(&ranks, 0.01f, 1.0f, step);
+        ranks_step(&scaled, 0.01f, 1.0f, step);
+        assert_memory_equal(ranks.parameters[0], scaled.parameters[0], N * sizeof(float));
+        memcpy(before, now, sizeof now);
+        struct aq_optimizer_state_info info;
+        aq_optimizer_state_info(ranks.optimizers[0], ranks_state(&ranks, "ratio"), &info);
+        memcpy(now, aq_optimizer_state(ranks.optimizers[0], ranks_state(&ranks, "ratio")), info.count * sizeof *now);
+    }
+    assert_true(moved);
+    ranks_close(&ranks);
+    ranks_close(&scaled);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_analysis_of_onebit_lamb_scales_errors),
+        cmocka_unit_test(test_naive_compression_is_algorithm_2),
+        cmocka_unit_test(test_printed_lamb_is_equation_1),
         cmocka_unit_test(test_onebit_adam_freezes_when_the_variance_has_settled),
         cmocka_unit_test(test_parts_of_a_model_freeze_as_the_whole),
         cmocka_unit_test(test_void_steps_keep_what_is_due),

@@ -18,7 +18,7 @@ SMALL = {"pipeline.stages": 2, "model.blocks": 2, "model.channels": 16, "train.e
          "data.heldout_samples_max": 2, "train.batch": 4, "checkpoint.every": 1, "edges.forward.codec": "aqsgd",
          "edges.forward.bits": 4, "output.trace": "true"}
 STEPS = 6
-PATIENCE = 60
+PATIENCE = 300
 
 
 def manifest(name, **changes):

@@ -106,7 +106,7 @@ def context(identity, server=False, newest=ssl.TLSVersion.TLSv1_3):
 
 def knock(port, identity, newest=ssl.TLSVersion.TLSv1_3, first=b""):
     """What the other end says to this identity: b"" where it says nothing but TLS. None: it is silent for too long."""
-    with socket.create_connection((HOST, port), timeout=20) as plain:
+    with socket.create_connection((HOST, port), timeout=120) as plain:
         try:
             with context(identity, newest=newest).wrap_socket(plain) as sealed:
                 if first:
@@ -121,16 +121,16 @@ def knock(port, identity, newest=ssl.TLSVersion.TLSv1_3, first=b""):
 def resume(port, identity):
     """Is a session of before taken up again, with its certificate unseen?"""
     ours = context(identity)
-    with socket.create_connection((HOST, port), timeout=20) as plain, ours.wrap_socket(plain) as sealed:
+    with socket.create_connection((HOST, port), timeout=120) as plain, ours.wrap_socket(plain) as sealed:
         sealed.recv(4096)
         earlier = sealed.session
-    with socket.create_connection((HOST, port), timeout=20) as plain, ours.wrap_socket(plain, session=earlier) as sealed:
+    with socket.create_connection((HOST, port), timeout=120) as plain, ours.wrap_socket(plain, session=earlier) as sealed:
         return sealed.session_reused or (sealed.session is not None and sealed.session.has_ticket)
 
 
 def greet(port, identity):
     """A connection that has proved itself (there is no token: its key is empty)."""
-    sealed = context(identity).wrap_socket(socket.create_connection((HOST, port), timeout=20))
+    sealed = context(identity).wrap_socket(socket.create_connection((HOST, port), timeout=120))
     theirs, ours = json.loads(sealed.recv(4096))["nonce"], "0" * 32
     proof = hmac.new(b"", f"aqpipe client 1 {theirs} {ours}".encode(), "sha256").hexdigest()
     sealed.sendall(json.dumps({"op": "hello", "protocol": 1, "version": "0", "nonce": ours, "proof": proof}).encode() + b"\n")
@@ -185,7 +185,7 @@ def daemon(run, rng, count):
             judge(run, f"a daemon to a certificate {name}", knock(met.port, identity))
         judge(run, "a daemon to no certificate", knock(met.port, None))
         judge(run, "a daemon to TLS 1.2", knock(met.port, ours / "launcher.pem", ssl.TLSVersion.TLSv1_2))
-        with socket.create_connection((HOST, met.port), timeout=20) as plain:
+        with socket.create_connection((HOST, met.port), timeout=120) as plain:
             plain.sendall(b'{"op":"hello","protocol":1,"nonce":"00","proof":""}\n')
             said = plain.recv(4096)
         judge(run, "a daemon to plain bytes", b"" if said[:1] in (b"\x15", b"") else said)
@@ -220,7 +220,7 @@ def poser(run, rng, count):
             def serve():
                 plain, _ = door.accept()
                 with plain:
-                    plain.settimeout(20)
+                    plain.settimeout(120)
                     try:
                         with context(identity, server=True).wrap_socket(plain, server_side=True) as sealed:
                             sealed.sendall(b'{"event":"hello","protocol":1,"version":"0","nonce":"' + b"0" * 32 + b'"}\n')
@@ -294,11 +294,6 @@ def damaged_list(run, rng, count):
                 run.wrong(f"a good launcher is refused with a whole list again, round {i}")
 
 
-def free_port():
-    with socket.create_server((HOST, 0)) as door:
-        return door.getsockname()[1]
-
-
 @kit.attack("door", short=1, long=8)
 def door(run, rng, count):
     """Strangers at the door of a worker that trains: nobody gets a HELLO, and the run is the one without them."""
@@ -312,16 +307,16 @@ def door(run, rng, count):
              "a daemon": ours / f"daemon-{HOST}.pem", "a stranger": stranger / "stage-0.pem", "revoked": revoked} | forged(run)
     small = {"train.epochs": 60, "edges.forward.codec": "aqsgd", "edges.backward.bits": 6, "link.rate_mbps": 10}
     stages = "[{layers: '0-2'}, {layers: '3-5', address: '%s:%d'}]"
-    jobs.launch(jobs.manifest("undisturbed", **{**small, "pipeline.stages": stages % (HOST, free_port())}))
+    jobs.launch(jobs.manifest("undisturbed", **{**small, "pipeline.stages": stages % (HOST, jobs.lasting_port())}))
     for i in range(count):
-        port, name = free_port(), f"disturbed-{i}"
+        port, name = jobs.lasting_port(), f"disturbed-{i}"
         path = jobs.manifest(name, **{**small, "pipeline.stages": stages % (HOST, port), "security.keys": str(ours)})
         job = subprocess.Popen([jobs.BIN / "aqpipe", "launch", path, "--no-progress"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         deadline = time.time() + jobs.PATIENCE
         while job.poll() is None and time.time() < deadline:
             try:
-                socket.create_connection((HOST, port), timeout=20).close()
+                socket.create_connection((HOST, port), timeout=120).close()
                 break
             except ConnectionRefusedError:
                 time.sleep(0.005)

@@ -22,19 +22,6 @@ HELD = 150        # that stay open, a stranger
 CUT = "seed=5&cut_every=90000"   # a connection breaks after some 90 KB
 
 
-def free_ports():
-    """As many ports in a row as there are stages."""
-    for first in range(random.randrange(20000, 28000), 60000, 8):
-        try:
-            for port in range(first, first + STAGES):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            continue
-    raise RuntimeError("no free ports")
-
-
 def hello(draw):
     """128 bytes of header and 96 of body as FRAME.md has them; digests are left wrong, for XXH3 is not at hand."""
     body = struct.pack("<QQIIIIIIQQ", draw.getrandbits(64), draw.getrandbits(64), draw.randrange(4), 1, 0, 1 << 20, 8, 1,
@@ -104,7 +91,7 @@ class Stranger(threading.Thread):
 
 def run_job(name, strangers_at, tls, seed):
     """Launch with strangers at every door; returns how many connections they made, and how many were answered."""
-    first = free_ports()
+    first = jobs.lasting_port(STAGES)
     keys = {"pipeline.stages": STAGES, "link.port_first": first, "link.outage_max": "120s", "train.epochs": EPOCHS}
     if tls:
         folder = jobs.ROOT / "keys"

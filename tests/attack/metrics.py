@@ -16,7 +16,7 @@ import jobs
 SMALL = {"pipeline.stages": 2, "model.blocks": 2, "model.channels": 16, "train.epochs": 20, "data.train_samples_max": 12,
          "data.heldout_samples_max": 2, "train.batch": 4, "checkpoint.every": 7, "edges.forward.codec": "aqsgd",
          "edges.forward.bits": 4}
-KILLED_AT, PATIENCE = 20, 60
+KILLED_AT, PATIENCE = 20, 300
 known = {}
 
 

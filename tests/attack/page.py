@@ -19,7 +19,7 @@ MADE = {}
 
 
 def openssl(*arguments):
-    return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, cwd=jobs.ROOT, timeout=60, stdin=subprocess.DEVNULL)
+    return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, cwd=jobs.ROOT, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def certificate(name, *extensions, authority=None):

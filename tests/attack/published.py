@@ -14,7 +14,7 @@ import subprocess
 import kit
 from kit import attack, jobs
 
-PATIENCE = 120
+PATIENCE = 600  # by the clock: a busy machine gives little of its processors
 GB = 1 << 30
 
 

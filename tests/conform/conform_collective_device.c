@@ -17,7 +17,7 @@
 #include "nccl.h"
 #include "sample.h"
 
-enum { GPUS = 8, FEW_SECONDS = 20 };
+enum { GPUS = 8, FEW_SECONDS = 50 };
 
 /* Patience of a group whose rank is silent. Long enough that ranks which are only slow on a busy machine are heard. */
 static const double SILENCE_S = 2.5;
@@ -236,7 +236,7 @@ static atomic_uint ended;                 /* so many of the others have an answe
 /* Rank 1 is silent until all others have an answer: longer than anybody's patience, which is SILENCE_S. */
 static void sleep_until_others_end(const struct kit_rank *rank)
 {
-    for (int i = 0; i < 600 && atomic_load(&ended) < rank->kit->size - 1; i++)
+    for (int i = 0; i < 6000 && atomic_load(&ended) < rank->kit->size - 1; i++)
         (void)nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
@@ -421,13 +421,12 @@ static void test_compressed_gradient_not_finite_fails_on_all(void **state)
     nothing_left();
 }
 
-static enum aq_status run_norm(struct kit_rank *rank)
+static enum aq_status run_topk(struct kit_rank *rank)
 {
     const struct aq_optimizer_tensor tensor = {.count = 1000};
     struct aq_grad_codec_config config;
     struct aq_grad_codec *codec;
-    aq_grad_codec_config_default(&config, "lp");
-    config.norm = 2;
+    aq_grad_codec_config_default(&config, "topk");
     AQ_TRY(aq_grad_codec_open(&config, &tensor, 1, 1000, &codec));
     KIT_EXPECT(rank, aq_group_prepare(rank->group, codec, 1000) == AQ_NODEV);
     aq_grad_codec_close(codec);
@@ -437,9 +436,9 @@ static enum aq_status run_norm(struct kit_rank *rank)
 static void test_codec_without_kernels_is_refused(void **state)
 {
     (void)state;
-    struct kit kit = kit_of(2, "cuda", run_norm);
+    struct kit kit = kit_of(2, "cuda", run_topk);
     kit_run_well(&kit);
-    assert_non_null(strstr(aq_error_text(), "only for norm 1 and inf"));
+    assert_non_null(strstr(aq_error_text(), "topk has no kernels for a GPU"));
 }
 
 static void quiet(int level, const char *line, void *context)

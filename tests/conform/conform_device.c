@@ -777,6 +777,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_attention_with_a_cap_matches_truth),
         cmocka_unit_test(test_attention_with_a_window_is_as_defined),
         cmocka_unit_test(test_attention_at_its_size_matches_truth),
+        cmocka_unit_test(test_attention_at_its_widest_matches_truth),
         cmocka_unit_test(test_disentangled_matches_truth),
         cmocka_unit_test(test_disentangled_is_its_definition),
         cmocka_unit_test(test_disentangled_whatever_rows_lie_between),

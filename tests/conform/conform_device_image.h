@@ -469,7 +469,8 @@ static const struct aq_conv_shape conv_cases[] = {
     {5, 2, 8, 96, 96, 3, 1, AQ_F32},   {3, 9, 7, 1, 8, 7, 3, AQ_F32},      {2, 10, 11, 8, 12, 5, 2, AQ_F32},
     {2, 7, 5, 12, 1, 5, 3, AQ_F32},    {4, 5, 6, 24, 16, 1, 1, AQ_F32},    {4, 5, 6, 24, 16, 1, 1, AQ_BF16},
     {3, 8, 8, 16, 24, 3, 2, AQ_BF16},  {2, 5, 4, 12, 20, 7, 1, AQ_F16},    {3, 6, 5, 16, 8, 1, 3, AQ_F16},
-    {3, 6, 6, 20, 12, 3, 1, AQ_TF32},  {1, 3, 3, 2, 3, 7, 5, AQ_F32},      {2, 9, 9, 1, 1, 3, 1, AQ_BF16}};
+    {3, 6, 6, 20, 12, 3, 1, AQ_TF32},  {1, 3, 3, 2, 3, 7, 5, AQ_F32},      {2, 9, 9, 1, 1, 3, 1, AQ_BF16},
+    {2, 10, 9, 3, 64, 7, 2, AQ_F32}};
 
 static void test_conv_matches_truth(void **state)
 {
@@ -610,6 +611,74 @@ static void test_row_mean_matches_truth(void **state)
     assert_true(out[0] == 4.0f && out[1] == 2.0f);
 }
 
+static enum aq_status max_pool_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct aq_pool_shape *shape = context;
+    const struct aq_max_pool args = {*shape, arrays[0].at, arrays[1].at};
+    const struct aq_max_pool_backward back = {*shape, arrays[0].at, arrays[2].at, arrays[3].at};
+    const enum aq_status status = aq_device_max_pool(where, &args, NULL);
+    return status == AQ_OK ? aq_device_max_pool_backward(where, &back, NULL) : status;
+}
+
+/* By its definition, of which every backend has the bits; with ties, of which the first is taken, and with NaN. */
+static void test_max_pool_is_its_definition(void **state)
+{
+    (void)state;
+    static const struct aq_pool_shape shapes[] = {{1, 1, 1, 1, 3, 2}, {2, 8, 8, 5, 3, 2}, {3, 7, 10, 4, 3, 2},
+                                                  {1, 5, 4, 3, 5, 3}, {2, 6, 5, 2, 1, 2}, {2, 5, 9, 70, 3, 1},
+                                                  {1, 2, 3, 2, 7, 4}, {1, 9, 8, 3, 3, 5}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const struct aq_pool_shape *s = &shapes[i];
+        const int64_t rows = (int64_t)aq_conv_out(s->height, s->stride),
+                      columns = (int64_t)aq_conv_out(s->width, s->stride);
+        const int64_t height = (int64_t)s->height, width = (int64_t)s->width, C = (int64_t)s->C,
+                      half = (int64_t)s->K / 2;
+        const uint64_t x = s->samples * s->height * s->width * s->C, y = s->samples * (uint64_t)(rows * columns * C);
+        struct array arrays[4] = {{AQ_F32, x, random_of(AQ_F32, x, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, y, NULL, EXACT, NULL, {0}},
+                                  {AQ_F32, y, random_of(AQ_F32, y, 2, 1.0f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, x, NULL, EXACT, NULL, {0}}};
+        float *in = arrays[0].host, *dy = arrays[2].host, *dx = help_alloc(x * sizeof(float)),
+              *got = help_alloc(x * sizeof(float));
+        memset(dx, 0, x * sizeof *dx);
+        for (uint64_t v = 0; v < x; v++)
+            in[v] = i % 2 ? floorf(2.0f * in[v]) : in[v];
+        if (i == 1) in[x / 2] = NAN;
+        struct array own[4];
+        memcpy(own, arrays, sizeof own);
+        for (int a = 0; a < 4; a++)
+            own[a].at = on(device, own[a].host, own[a].count * sizeof(float));
+        assert_int_equal(max_pool_call(device, own, s), AQ_OK);
+        off(device, own[1].at, got, y * sizeof *got);
+        for (int64_t w = 0; w < (int64_t)y; w++) {
+            const int64_t c = w % C, column = w / C % columns, row = w / C / columns % rows,
+                          sample = w / C / columns / rows;
+            int64_t best = -1;
+            for (int64_t u = 0; u < (int64_t)s->K; u++)
+                for (int64_t v = 0; v < (int64_t)s->K; v++) {
+                    const int64_t r = row * (int64_t)s->stride + u - half, q = column * (int64_t)s->stride + v - half;
+                    if (r < 0 || q < 0 || r >= height || q >= width) continue;
+                    const int64_t at = ((sample * height + r) * width + q) * C + c;
+                    if (best < 0 || in[at] > in[best] || isnan(in[at])) best = at;
+                }
+            assert_memory_equal(&got[w], &in[best], sizeof *got);
+            dx[best] += dy[w];
+        }
+        off(device, own[3].at, got, x * sizeof *got);
+        assert_memory_equal(got, dx, x * sizeof *got);
+        off(device, own[0].at, NULL, x * sizeof(float));
+        off(device, own[2].at, NULL, y * sizeof(float));
+        aq_free(dx);
+        aq_free(got);
+        if (i == 1) { /* a distance from a NaN is none */
+            aq_free(in);
+            aq_free(dy);
+        } else {
+            both("max pool", arrays, 4, max_pool_call, s);
+        }
+    }
+}
+
 static enum aq_status argmax_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
@@ -651,6 +720,6 @@ static void test_argmax_is_the_first_of_the_largest(void **state)
         cmocka_unit_test(test_batch_norm_fused_is_three_operations), cmocka_unit_test(test_conv_matches_truth),        \
         cmocka_unit_test(test_conv_is_its_definition),                                                                 \
         cmocka_unit_test(test_conv_of_an_image_is_the_same_in_any_batch),                                              \
-        cmocka_unit_test(test_row_mean_matches_truth)
+        cmocka_unit_test(test_row_mean_matches_truth), cmocka_unit_test(test_max_pool_is_its_definition)
 
 #endif

@@ -217,7 +217,11 @@ static void test_every_optimizer_resumes_from_its_state_bit_for_bit(void **state
         for (uint64_t at = 4; at <= 6 && fits(&config); at++)
             expect_resumes(&config, 3, at);
     }
-    struct aq_optimizer_config config = short_config("onebit_adam");
+    struct aq_optimizer_config config = short_config("onebit_lamb");
+    config.form = "analysis"; /* the ratio of the step before is state */
+    for (uint64_t at = 4; at <= 6; at++)
+        expect_resumes(&config, 2, at);
+    config = short_config("onebit_adam");
     config.freeze_ratio = 0.9f; /* norms of the past are state */
     config.beta2 = 0.8f;
     expect_resumes(&config, 2, 4);

@@ -18,7 +18,7 @@
 #include "nccl.h"
 #endif
 
-enum { GPUS = 8, RANKS = 4, FLOATS = 22000, STEPS = 8, RESTART = 5, CONFIGS = 31, ARRAYS = 12, SKIPPED = 77 };
+enum { GPUS = 8, RANKS = 4, FLOATS = 22000, STEPS = 8, RESTART = 5, CONFIGS = 33, ARRAYS = 12, SKIPPED = 77 };
 
 /* Matrices, a tensor of two pieces, a gap, tails that no block fills, and one tensor that never has a gradient. */
 static const struct aq_optimizer_tensor tensors[] = {
@@ -86,6 +86,10 @@ static void add_lioncubs(struct aq_optimizer_config config)
     add(config);
     config.reduce.norm = AQ_GRAD_NORM_L0;
     config.lane_bits = 8;
+    add(config);
+    config.reduce.norm = 2.0f;
+    add(config);
+    config.reduce.norm = 0.7f;
     add(config);
 }
 

@@ -82,8 +82,9 @@ static struct aq_batch batch_make(const struct aq_stage_config *config, uint32_t
     char why[160];
     if (config->lengths) batch.lengths = lengths[number];
     if (config->parts) batch.starts = starts[number][0];
+    const struct aq_dataset_image image = {.side = aq_model_side(&config->model)};
     for (size_t d = 0; d < sizeof datasets / sizeof datasets[0] && batch.field_count == 0; d++) {
-        const uint32_t count = aq_dataset_fields(datasets[d], config->T, batch.fields);
+        const uint32_t count = aq_dataset_fields(datasets[d], config->T, &image, batch.fields);
         if (aq_model_fits(&config->model, config->T, config->task, batch.fields, count, &key, why, sizeof why))
             batch.field_count = count;
     }

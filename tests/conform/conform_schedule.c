@@ -345,17 +345,6 @@ static void test_schedule_every_size_runs_dry_with_staleness(void **state)
             }
 }
 
-static void test_schedule_names_are_found(void **state)
-{
-    (void)state;
-    enum aq_schedule_kind kind;
-    for (int k = 0; k < KINDS; k++) {
-        assert_int_equal(aq_schedule_find(aq_schedule_name(kinds[k]), &kind), AQ_OK);
-        assert_int_equal(kind, kinds[k]);
-    }
-    assert_int_equal(aq_schedule_find("interleaved", &kind), AQ_NOTFOUND);
-}
-
 /* The very same request gives the very same bytes: the emitter is pure. */
 static void test_schedule_emit_twice_equal(void **state)
 {
@@ -381,7 +370,6 @@ int main(void)
         cmocka_unit_test(test_run_asks_in_turn),
         cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
         cmocka_unit_test(test_schedule_every_size_runs_dry_with_staleness),
-        cmocka_unit_test(test_schedule_names_are_found),
         cmocka_unit_test(test_schedule_emit_twice_equal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -615,6 +615,80 @@ static void test_the_fastest_algorithm_is_found_once_and_kept(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+enum ending { RESIDUAL, SUMS, GRADIENT }; /* a bias' gradient with that of its weights; GELU backward */
+
+/* What a device with that table runs a product with an ending with; its result is what one product gives. */
+static int last_with_ending(enum ending ending)
+{
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 32768, &memory), AQ_OK);
+    uint16_t *values = memory;
+    float *const sums = (float *)(void *)(values + 8192);
+    for (int i = 0; i < 1024; i++)
+        values[i] = aq_bfloat_from_float(1.0f);
+    struct aq_matmul args = small_product(values);
+    if (ending != RESIDUAL) args.bias = NULL; /* its bias is 0 */
+    args.bias_rounded = NULL;
+    if (ending == GRADIENT) {
+        args.after = AQ_AFTER_GELU_BACKWARD; /* of 0: half of the sum */
+        args.other = values + 4096;
+    } else {
+        args.c_type = AQ_F32;
+        args.after = ending == RESIDUAL ? AQ_AFTER_RESIDUAL : AQ_AFTER_NONE;
+        args.other = ending == RESIDUAL ? values + 4096 : NULL;
+        for (int i = 0; i < SIZE * SIZE; i++)
+            ((float *)(args.other ? args.other : args.c))[i] = 3.0f;
+        args.accumulate = ending == SUMS;
+        args.sums_b = ending == SUMS ? sums : NULL;
+        sums[0] = 5.0f;
+    }
+    assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    if (ending == GRADIENT)
+        assert_true(aq_bfloat_to_float(((const uint16_t *)args.c)[SIZE]) == (float)SIZE / 2);
+    else
+        assert_true(((const float *)args.c)[SIZE] == (float)SIZE + 3.0f);
+    if (ending == SUMS) assert_true(sums[0] == (float)SIZE + 5.0f);
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 32768);
+    aq_device_close(device);
+    return cublaslt_host_last();
+}
+
+/* An ending is made in the product or after it, whichever is faster by the clock; the file keeps that, too. */
+static void test_an_ending_is_made_where_it_is_faster(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/aqpipe-table-XXXXXX", path[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/products-the-host-4-130000", folder);
+    setenv("AQ_GPU_TABLE", folder, 1);
+    for (enum ending ending = RESIDUAL; ending <= GRADIENT; ending++) {
+        static const struct {
+            struct cublaslt_host_algorithms say;
+            int last;
+        } cases[] = {{{.count = 3, .slow = 0x703}, 2}, /* the third with an ending */
+                     {{.count = 3, .slow = 0x507}, 2}, /* by the file */
+                     {{.count = 3, .slow = 0x507}, 9}, /* by the clock: the second without */
+                     {{.count = 3, .slow = 0x706}, 9},
+                     {{.count = 3, .slow = 0x706, .failing = 0x200}, 8}, /* the file's fails: the next without */
+                     {{.count = 3, .slow = 0x706}, 0}};
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            cublaslt_host_say(cases[i].say);
+            if (i == 2 || i == 5) assert_int_equal(unlink(path), 0); /* nothing is known */
+            const int last = last_with_ending(ending);
+            if (last != cases[i].last)
+                fail_msg("ending %d, case %zu: algorithm %d, not %d", ending, i, last, cases[i].last);
+        }
+        assert_int_equal(unlink(path), 0);
+    }
+    unsetenv("AQ_GPU_TABLE");
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3});
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* More queues than a stage has streams, unless somebody has said how many. */
 static void test_streams_do_not_share_their_way_to_the_gpu(void **state)
 {
@@ -779,6 +853,7 @@ int main(void)
         cmocka_unit_test(test_gelu_is_fused_for_16_bits_alone),
         cmocka_unit_test(test_a_product_that_fails_is_tried_another_way),
         cmocka_unit_test(test_the_fastest_algorithm_is_found_once_and_kept),
+        cmocka_unit_test(test_an_ending_is_made_where_it_is_faster),
         cmocka_unit_test(test_streams_do_not_share_their_way_to_the_gpu),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
         cmocka_unit_test(test_attention_by_cudnn_is_the_house_s),

@@ -173,13 +173,14 @@ static void test_levels_of_all_bits_have_the_bits_of_the_cpu(void **state)
     (void)state;
     static const char *const grids[] = {"tread", "rise", "signed", NULL};
     static const uint32_t buckets[] = {512, 0, 64};
+    static const float norms[] = {1.0f, 2.0f, AQ_GRAD_NORM_L0, 0.5f, INFINITY, 3.25f, 0.001f};
     for (uint32_t i = 0; i < 14; i++) {
         struct aq_grad_codec_config config;
         aq_grad_codec_config_default(&config, i % 2 == 0 ? "uniform" : "lp");
         config.bits = 2 + i / 2;
         config.bucket = buckets[i % 3];
         if (i % 2 == 0) config.grid = grids[i / 2 % 4];
-        if (i % 4 == 3) config.norm = INFINITY;
+        if (i % 2 == 1) config.norm = norms[i / 2];
         run_ranges(&config, i);
     }
 }
@@ -189,18 +190,20 @@ static void test_wild_values_have_the_bits_of_the_cpu(void **state)
 {
     (void)state;
     static const float wild[] = {INFINITY, 3e38f, 1e-44f, -0.0f};
-    for (uint32_t i = 0; i < 20; i++) {
+    static const float norms[] = {AQ_GRAD_NORM_L0, 2.0f, 0.25f, 40.0f};
+    for (uint32_t i = 0; i < 36; i++) {
         const uint64_t first = 600, count = 3000;
         struct aq_grad_codec_config config;
         struct aq_grad_codec *codec;
         struct aq_cuda_grad_tables tables;
         uint32_t corrupt = 0;
-        aq_grad_codec_config_default(&config, aq_grad_codec_kind(i % 5 + 2));
+        aq_grad_codec_config_default(&config, i < 20 ? aq_grad_codec_kind(i % 5 + 2) : "lp");
+        if (i >= 20) config.norm = norms[i % 4];
         open_codec(&config, &codec);
         void *memory = tables_of(codec, first, count, &tables);
         fill_gradients(i);
         for (size_t e = 0; e < 900; e++)
-            cpu.x[1000 + e] = gpu.x[1000 + e] = wild[i / 5] * (e % 2 == 0 ? 1.0f : -1.0f);
+            cpu.x[1000 + e] = gpu.x[1000 + e] = wild[i < 20 ? i / 5 : i / 4 % 4] * (e % 2 == 0 ? 1.0f : -1.0f);
         memset(cpu.error, 0, sizeof cpu.error);
         memset(gpu.error, 0, sizeof gpu.error);
         memset(cpu.sum, 0, sizeof cpu.sum);
@@ -227,12 +230,11 @@ static void test_what_no_gpu_has_is_refused(void **state)
     struct aq_grad_codec_config config;
     struct aq_grad_codec *codec;
     size_t bytes;
-    aq_grad_codec_config_default(&config, "lp");
-    config.norm = 1.5f;
-    open_codec(&config, &codec);
     aq_log_sink(drop, NULL);
-    assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, 10, &bytes), AQ_NODEV);
-    codec->config.norm = 1.0f;
+    aq_grad_codec_config_default(&config, "topk");
+    assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_NODEV);
+    aq_grad_codec_config_default(&config, "lp");
+    open_codec(&config, &codec);
     assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, PARAMETERS + 1, &bytes), AQ_INVAL);
     aq_log_sink(NULL, NULL);
     assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, PARAMETERS, &bytes), AQ_OK);

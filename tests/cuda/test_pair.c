@@ -15,7 +15,7 @@
 #include "nccl.h"
 #include "net/pair.h"
 
-enum { MOVES = 40, BYTES_MAX = 300000, SLOTS = 3, FEW_SECONDS = 20 };
+enum { MOVES = 40, BYTES_MAX = 300000, SLOTS = 3, FEW_SECONDS = 50 };
 
 enum odd { WELL, NEVER_COMES, DIES, SILENT, OTHER_COUNT, OTHER_VERSION, ONE_GPU };
 

@@ -119,9 +119,19 @@ def untrained():
             "data.label_column": 2, "data.heldout": None, "data.train_samples_max": None}
     for name, stages in (("labels", 1), ("labels-cut", 3)):
         done = launch(begun(name, ROOT / "a-shards", **{**keys, "pipeline.stages": stages}))
-        check("start untrained (train.seed): score.weight" in done.stderr, f"nothing is said of the head: {done.stderr}")
+        check("new, and start from train.seed: score.weight" in done.stderr, f"nothing is said of the head: {done.stderr}")
     one, cut = tensors(ROOT / "labels" / "model.safetensors"), tensors(ROOT / "labels-cut" / "model.safetensors")
     check(one["score.weight"][1] == [3, 32] and any(one["score.weight"][2]) and one == cut, "the head does not begin alike")
+    # The same for a folder with a head for other labels, if it is asked for.
+    (ROOT / "two.tsv").write_text("".join(f"sentence {i} of some\t{i % 2}\n" for i in range(12)))
+    path = begun("other", ROOT / "labels", **{**keys, "data.train": ROOT / "two.tsv", "train.lr": 0})
+    refused("another count of labels", path, r"score\.weight is .*model\.new_head: true", 2)
+    done = launch(path, "--set", "model.new_head=true")
+    check("new, and start from train.seed: score.weight" in done.stderr, f"nothing is said of the new head: {done.stderr}")
+    other = tensors(ROOT / "other" / "model.safetensors")
+    check(other.pop("score.weight")[1] == [2, 32] and all(value == one[name] for name, value in other.items()), "more than the head is new")
+    path = begun("headless", ROOT / "a-shards", **{"model.new_head": "true"})
+    refused("a new head of a language model", path, r"model\.new_head: this model has no classifier", 2)
 
 
 def large():

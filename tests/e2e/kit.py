@@ -37,6 +37,9 @@ OPTIMIZERS = {
     "slamb-fp16": {"train.optimizer": "slamb", "optimizer.sync_every": 4, "train.lr": 0.02, "reduce.codec": "fp16",
                    "optimizer.density_steps": 3},
     "slamb": {"train.optimizer": "slamb", "optimizer.sync_every": 4, "train.lr": 0.02},
+    "slamb-falls": {"train.optimizer": "slamb", "optimizer.sync_every": 4, "train.lr": 0.02, "optimizer.density_steps": 400},
+    "lamb-topk_fp32": {"train.optimizer": "lamb", "optimizer.form": "norm", "train.lr": 0.02, "reduce.codec": "topk_fp32", "reduce.density": 0.1},
+    "lamb-randomk": {"train.optimizer": "lamb", "optimizer.form": "printed", "train.lr": 0.02, "reduce.codec": "randomk", "reduce.density": 0.1},
 }
 
 
@@ -164,9 +167,9 @@ def refused(tag, path, pattern, code, *arguments):
     no_workers(tag)
 
 
-def arrays(name, rank):
-    """The tensors of a rank's newest checkpoint by name, as bytes."""
-    step = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
+def arrays(name, rank, step=None):
+    """The tensors of a rank's checkpoint of that step, or the newest one, by name, as bytes."""
+    step = step or json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
     data = (ROOT / name / "checkpoint" / str(step) / f"stage-{rank}.safetensors").read_bytes()
     size = int.from_bytes(data[:8], "little")
     places = {key: about["data_offsets"] for key, about in json.loads(data[8:8 + size]).items() if key != "__metadata__"}

@@ -311,7 +311,7 @@ def scenario_dials():
     launch(manifest("dials", **{**keys, "pipeline.stages": dials}))
     same_run("dials", "listens")
     # One port a stage, for whoever comes: stage 0 and 2 listen, 1 does not; or 0 and 2 dial, and 1 listens for both.
-    ports = free_ports(6)
+    ports = [jobs.lasting_port() for _ in range(3)]
     at = "[{layers: 0-1, address: 127.0.0.1:%d}, {layers: 2-3, dials: true}, {layers: 4-5, address: 127.0.0.1:%d}]"
     launch(manifest("ports", **{**keys, "pipeline.stages": at % (ports[0], ports[2])}))
     same_run("ports", "listens")
@@ -336,12 +336,90 @@ def scenario_dials():
     no_workers("dials")
 
 
-def free_ports(count):
-    """Ports that nobody has at this moment, each once."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+@contextlib.contextmanager
+def relay(port=0, *arguments):
+    """`aqpiped --relay` on this machine: its port."""
+    port_file = ROOT / "relay.port"
+    port_file.unlink(missing_ok=True)
+    with open(ROOT / "relay.txt", "ab") as log:
+        process = subprocess.Popen([BIN / "aqpiped", "--relay", f"127.0.0.1:{port}", "--port-file", port_file, *arguments],
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        jobs.await_file(port_file)
+        yield int(port_file.read_text())
+    finally:
+        process.terminate()
+        check(process.wait(jobs.PATIENCE) == 0, f"the relay ended with {process.returncode}")
+
+
+def scenario_relay():
+    """Neighbours that both dial meet at a relay: no bit changes, cut links heal, replicas too, a relay that is started again, a longer run in the same folder."""
+    folder = ROOT / "keys"
+    check(aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4).returncode == 0, "keys init")
+    secure = {**CUT, "security.keys": str(folder)}
+    all_dial = "[{layers: 0-1, dials: true}, {layers: 2-3, dials: true}, {layers: 4-5, dials: true}]"
+    two_dial = "[{layers: 0-1, dials: true}, {layers: 2-3, dials: true}, {layers: 4-5}]"
+    both = {**REPLICAS, "security.keys": str(folder)}
+    launch(manifest("listens", **{**secure, "pipeline.stages": 3}))
+    launch(manifest("near", **both))
+    with relay() as port:
+        met = {**secure, "link.relay": f"127.0.0.1:{port}"}
+        for name, stages in (("all", all_dial), ("two", two_dial)):
+            launch(manifest(name, **{**met, "pipeline.stages": stages}))
+            same_run(name, "listens")
+        launch(manifest("paced", **{**met, "pipeline.stages": all_dial, "link.rate_mbps": 100, "link.streams": 3}))
+        same_run("paced", "listens")
+        with jobs.faults(links="seed=3&cut_every=6000"):
+            launch(manifest("cut", **{**met, "pipeline.stages": all_dial}))
+        heals = sum(metrics("cut")[-1]["heals"])
+        check(heals >= 10, f"cut: only {heals} links were healed")
+        same_run("cut", "listens")
+        print(f"cut: {heals} links healed over the relay")
+        launch(manifest("replicas", **{**both, "link.relay": f"127.0.0.1:{port}", "pipeline.stages": "[{layers: 0-2, dials: true}, {layers: 3-5, dials: true}]"}))
+        check(losses("replicas") == losses("near") and weights("replicas") == weights("near"), "replicas over a relay are not those without")
+        texts = "".join(log.read_text() for log in (ROOT / "all" / "logs").glob("*"))
+        check("waits at the relay" in texts and "room=" not in texts, f"a room's name is in a log, or no stage has waited:\n{texts[-2000:]}")
+        plan = aqpipe("plan", ROOT / "all.yaml")
+        relayed = [edge.get("relayed") for edge in json.loads(aqpipe("plan", ROOT / "two.yaml", "--json").stdout)["edges"]]
+        check(relayed == [True, None], f"relayed edges of two.yaml: {relayed}")
+        check(f"127.0.0.1:{port}" in plan.stdout, f"the plan does not name the relay:\n{plan.stdout}")
+        probed = aqpipe("plan", ROOT / "all.yaml", "--probe")
+        check(probed.returncode == 0 and f"the relay 127.0.0.1:{port}" in probed.stdout + probed.stderr, f"plan --probe: {probed.returncode}\n{probed.stdout}{probed.stderr}")
+        check("can be reached" in aqpipe("doctor", ROOT / "all.yaml").stdout, "doctor does not look at the relay")
+        shown = aqpipe("doctor", manifest("gone", **{**met, "pipeline.stages": all_dial, "link.relay": "127.0.0.1:1"}))
+        check("cannot reach the relay 127.0.0.1:1" in shown.stdout and "the daemon at 127.0.0.1:1" not in shown.stdout + shown.stderr, f"doctor, no relay:\n{shown.stdout}{shown.stderr}")
+        check("room=" not in (ROOT / "relay.txt").read_text(), "the relay logs rooms")
+    healed = relay_that_dies(port, {**met, "pipeline.stages": all_dial})
+    same_run("again", "listens")
+    check(healed > 0, "the relay that was started again: no link has healed")
+    longer = {"train.epochs": 8}
+    with relay(port):
+        launch(manifest("all", **{**met, **longer, "pipeline.stages": all_dial}), "--resume")  # a longer run in the folder
+    launch(manifest("listens", **{**secure, **longer, "pipeline.stages": 3}), "--resume")
+    same_run("all", "listens")
+    path = manifest("bad", **{**met, "pipeline.stages": all_dial})
+    refused("no relay there", path, r"start aqpiped --relay there", 1, "--set", "link.relay=127.0.0.1:1", "--set", "link.connect_max=3s")
+    refused("quic", path, r"link\.relay: .*a relay carries TCP only", 2, "--set", "link.protocol=quic")
+    refused("no keys", path, r"link\.relay: needs security\.keys", 2, "--set", "security.keys=''", "--set", "security.tls=off")
+    refused("no port", path, r"link\.relay: 'relay\.example' is not an address", 2, "--set", "link.relay=relay.example")
+    refused("without", path, r"pipeline\.stages\.1\.dials: stage 0 dials too.*link\.relay", 2, "--set", "link.relay=''")
+    for arguments in (("--relay", "127.0.0.1:0", "--keys", str(folder)), ("--relay", "127.0.0.1:0", "--listen", "127.0.0.1:0"), ("--relay", "127.0.0.1:0", "--relay-rate", "x"),
+                      ("--relay", "127.0.0.1:0", "--allow-data", str(folder)), ("--relay", "127.0.0.1:0", "--max-memory", "1G"), ("--relay", "127.0.0.1:0", "--without-landlock"),
+                      ("--listen", "127.0.0.1:0", "--relay-rate", "5")):
+        done = subprocess.run([BIN / "aqpiped", *arguments], capture_output=True, text=True, timeout=jobs.PATIENCE)
+        check(done.returncode == 2, f"aqpiped {arguments}: {done.returncode} {done.stderr}")
+    no_workers("relay")
+
+
+def relay_that_dies(port, keys):
+    """A relay that ends while a job runs, and comes back at its port: how many links healed."""
+    path = manifest("again", **keys)
+    hold = jobs.Hold(4)
+    with relay(port):
+        process = start(path, environment=hold.environment(), lines=False)
+        hold.reached(process)
+    with relay(port):
+        hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 0, f"again: {process.returncode}: {errors[-2000:]}")
+    return sum(x or 0 for x in metrics("again")[-1]["heals"])

@@ -94,7 +94,7 @@ def scenario_mpi():
         process.kill()
     for process in processes:
         process.wait()
-    deadline = time.time() + 60
+    deadline = time.time() + jobs.PATIENCE
     while (left := jobs.ours()) and time.time() < deadline:
         time.sleep(0.02)
     for pid, *_ in left:  # a test that fails leaves none of them either

@@ -40,7 +40,7 @@ class Page:
             return
         self.refusal, self.url, self.tls = None, urllib.parse.urlsplit(match[1]), tls
 
-    def get(self, path, method="GET", timeout=20, **headers):
+    def get(self, path, method="GET", timeout=jobs.PATIENCE, **headers):
         """Status, headers, text."""
         kind = (lambda *a, **k: http.client.HTTPSConnection(*a, context=self.tls, **k)) if self.tls else http.client.HTTPConnection
         connection = kind(self.url.hostname, self.url.port, timeout=timeout)
@@ -171,7 +171,7 @@ def begin(front, *more):
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     return subprocess.Popen([*sys.argv[1:], *more], stderr=subprocess.DEVNULL, preexec_fn=own)
 def await_all(top, what, echo, state):
-    deadline = time.time() + 60
+    deadline = time.time() + 300
     while True:
         has = (bool(termios.tcgetattr(0)[3] & termios.ECHO), open(f"/proc/{top.pid}/stat").read().rsplit(")", 1)[1].split()[0])
         if has[0] == echo and has[1] in state: break
@@ -189,7 +189,7 @@ os.tcsetpgrp(0, top.pid)
 os.kill(top.pid, signal.SIGCONT)
 await_all(top, "front again", False, "SR")
 print("<q>", flush=True)
-code = top.wait(60)
+code = top.wait(300)
 os.tcsetpgrp(0, os.getpgrp())
 print(f"<ended {code} {bool(termios.tcgetattr(0)[3] & termios.ECHO)}>", flush=True)
 top = begin(False)
@@ -197,13 +197,13 @@ print("<keys>", flush=True)
 time.sleep(0.5)
 await_all(top, "background", True, "SR")
 top.terminate()
-top.wait(60)
+top.wait(300)
 top = begin(True, "--json")
 print("<keys>", flush=True)
 time.sleep(0.5)
 await_all(top, "json", True, "SR")
 top.terminate()
-top.wait(60)
+top.wait(300)
 print("<done>", flush=True)
 '''
 
@@ -251,7 +251,7 @@ def floods(page):
         time.sleep(0.05)
     for one in hanging:
         one.close()
-    status, connection = None, http.client.HTTPConnection(page.url.hostname, page.url.port, timeout=20)
+    status, connection = None, http.client.HTTPConnection(page.url.hostname, page.url.port, timeout=jobs.PATIENCE)
     while status != 200:  # the closed ones are noticed soon
         check(time.time() < deadline, "no answer after browsers that hung")
         try:

@@ -13,7 +13,9 @@ class Power:
     def __init__(self, folder, seed):
         self.folder, self.store, self.number = folder, None, 0
         self.rng = random.Random(seed)
-        self.library = jobs.BIN / "libpower_loss.so"
+        self.library = folder.with_name("libpower_loss.so")  # beside the store: workers that are confined may read and write there (/dev/shm)
+        if not self.library.exists():  # else this process has it open
+            shutil.copy(jobs.BIN / self.library.name, self.library)
         self.calls = ctypes.CDLL(str(self.library), use_errno=True)
         folder.mkdir()
         self.settle()

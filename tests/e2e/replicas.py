@@ -125,7 +125,7 @@ def scenario_replicas_optimizers():
         check(losses(name + "-again") == losses(name), f"{name}: not the same twice")
     fp32, q4, sign = (sum(metrics(name)[-1]["gradient_bytes"]) for name in ("adamw", "adamw-q4", "adamw-sign"))
     check(7 < fp32 / q4 < 8 and 28 < fp32 / sign < 32, f"bytes between replicas: {fp32} fp32, {q4} q4, {sign} sign")
-    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb", "slamb-fp16", "lioncub-rates"):
+    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb", "slamb-fp16", "lamb-topk_fp32", "lioncub-rates"):
         keys = {**base, **OPTIMIZERS[name], "train.epochs": 8}
         launch(manifest(name + "-whole", **keys))
         path = manifest(name + "-stopped", **keys)
@@ -194,6 +194,10 @@ def scenario_replicas_rates():
         launch(manifest(name, **{**base, **keys}))
         check(losses(name) == losses("one"), f"{name}: losses {losses(name)}, of one stage {losses('one')}")
         check(weights(name) == weights("one"), f"{name}: model.safetensors differs")
+    for name, keys in {"stale-one": {"pipeline.stages": 1}, "stale-three": {"pipeline.stages": 3, "link.rtt_ms": 40}}.items():
+        launch(manifest(name, **{**base, "train.staleness": 1, **keys}))
+    check(losses("stale-three") == losses("stale-one") != losses("one"), "rates with staleness: three stages are not one, or nothing is stale")
+    check(weights("stale-three") == weights("stale-one"), "rates with staleness: model.safetensors differs")
     plain = {key: value for key, value in base.items() if key != "train.lr_patterns"}
     launch(manifest("plain", **{**plain, "pipeline.stages": 1}))
     check(weights("plain") != weights("one"), "rates by tensor change nothing")
@@ -210,7 +214,7 @@ def scenario_replicas_rates():
     refused("1f1b", path, r"pipeline\.flush: needs pipeline\.schedule: gpipe", 2, *flush, "--set", "pipeline.schedule=1f1b")
     refused("stale", path, r"pipeline\.flush: does not go with train\.staleness", 2, *flush, "--set", "pipeline.schedule=gpipe", "--set",
             "train.staleness=1")
-    refused("lamb", path, r'form is "sqrt", must be ratio or norm', 2, "--set", "train.optimizer=lamb", "--set", "optimizer.form=sqrt")
+    refused("lamb", path, r'form is "sqrt", must be ratio, norm or printed', 2, "--set", "train.optimizer=lamb", "--set", "optimizer.form=sqrt")
     figures = {"lamb": ("lamb_c",), "onebit_lamb": ("lamb_c", "lamb_r"), "lioncub-rates": ("sign_match", "momentum_spread")}
     for name, wanted in figures.items():
         launch(manifest(name, **{**REPLICAS, **OPTIMIZERS[name], "train.epochs": 2}))

@@ -4,10 +4,12 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import ssl
 import struct
 import subprocess
+import sys
 import time
 
 import jobs
@@ -90,14 +92,22 @@ class Server:
             time.sleep(0.02)
 
 
+    def await_joined(self, name, count):
+        """Until that client has joined so many times: one that was killed and started again is here."""
+        deadline = time.time() + jobs.PATIENCE
+        while len(re.findall(rf"\b{name} \([^)]*\) has joined", self.text())) < count:
+            check(time.time() < deadline and self.process.poll() is None, f"{name} has not joined {count} times: {self.text()[-3000:]}")
+            time.sleep(0.02)
+
+
 class Client:
     """A split-client of that server. `stops`: after these steps its first worker stops until it is released (jobs.Hold)."""
 
-    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin", at=(), host="127.0.0.1", stops=()):
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin", at=(), host="127.0.0.1", stops=(), environment=None):
         self.name, self.holds = name, {}
         for step in stops:
             self.holds[step] = jobs.Hold(step + 1, folder=next((hold.folder for hold in self.holds.values()), None))
-        environment = next((hold.environment() for hold in self.holds.values()), {})
+        environment = environment or next((hold.environment() for hold in self.holds.values()), {})
         command = [*at, jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
                    "--set", f"split.server='{host}:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
@@ -199,6 +209,32 @@ def scenario_split():
           "who joins first changes the run")
     check(again.text().count(" trains steps ") == 6, again.text())
     no_workers("split")
+
+
+def scenario_split_quic():
+    """Two clients over QUIC, in turns and with global sampling, and one that is killed and comes back: the losses of TCP, bit for bit."""
+    begin("a", "b")
+    path = split("quic", rounds=2, clients=2, **CODED, **{"link.protocol": "quic", "checkpoint.every": "2 steps", "split.wait": "60s"})
+    done = aqpipe("plan", path)
+    if "built without QUIC" in done.stderr:
+        print("skipped: built without QUIC")
+        sys.exit(77)
+    whole(split("tcp", rounds=2, clients=2, **CODED), "a", "b")
+    server = Server(path)
+    clients = {name: Client(server, name, stops=(3,) if name == "a" else ()) for name in ("a", "b")}
+    stopped(server, clients["a"], 3)
+    clients["a"].kill()
+    clients["a"] = Client(server, "a")
+    for client in clients.values():
+        client.end()
+    server.end()
+    for name in ("a", "b"):
+        check([line["loss"] for line in of_client("quic", name)] == [line["loss"] for line in of_client("tcp", name)], f"{name}: over QUIC the losses differ")
+    for name, protocol in (("global-tcp", "tcp"), ("global-quic", "quic")):
+        whole(split(name, rounds=1, clients=2, **CODED, **{"split.mode": "global", "link.protocol": protocol, "split.wait": "60s"}), "a", "b")
+    ours, theirs = ([line.get("loss") for name in "ab" for line in of_client(run, name)] for run in ("global-quic", "global-tcp"))
+    check(ours == theirs and len(ours) > 4, f"global sampling over QUIC: {ours}, over TCP {theirs}")
+    no_workers("split_quic")
 
 
 def scenario_split_leaves():
@@ -333,10 +369,13 @@ def scenario_split_refused():
     no_workers("split_refused")
 
 
-def example(name, train, heldout, *short):
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name, asked, *short):
     """Its `run`, of two clients and one round."""
-    run = pathlib.Path(__file__).resolve().parents[2] / "examples" / name / "run"
-    done = subprocess.run([run, "--train", train, "--heldout", heldout, "--clients", "2", "--out", ROOT / name, "--",
+    run = EXAMPLES / name / "run"
+    done = subprocess.run([run, *asked, "--clients", "2", "--out", ROOT / name, "--",
                            *(word for key in ("split.rounds=1", "split.epochs=1", "pipeline.threads=1", *short) for word in ("--set", key))],
                           env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
     check(done.returncode == 0, f"{name}: run ended with {done.returncode}: {done.stderr[-3000:]}")
@@ -509,6 +548,15 @@ def scenario_split_audit():
         said = {line["attack"]: line for line in map(json.loads, done.stdout.splitlines())}
         check(done.returncode == 1 and len(said) == 5, f"{done.returncode}: {done.stdout}{done.stderr}")
         check(said["inversion"]["verdict"] == said["membership"]["verdict"] == "leaks", f"{said}")
+        # What the client writes of its samples is what the tool reads by itself, but for the scale of pixels.
+        done = aqpipe("split-client", ROOT / "seen.yaml", "--id", "a", "--data", ROOT / "a.bin", "--samples", ROOT / "a.samples")
+        check(done.returncode == 0, done.stderr)
+        before = (ROOT / "a.bin").read_bytes()
+        done = aqpipe("split-client", ROOT / "seen.yaml", "--id", "a", "--data", ROOT / "a.bin", "--samples", ROOT / "a.bin")
+        check(done.returncode != 0 and "no file of samples" in done.stderr and (ROOT / "a.bin").read_bytes() == before, f"the data as --samples: {done.returncode} {done.stderr}")
+        done = tool(ROOT / "seen/clients/a", "--samples", ROOT / "a.samples", "--json")
+        again = {line["attack"]: line for line in map(json.loads, done.stdout.splitlines())}
+        check(all(abs(again[attack][key] - line[key]) < 1e-3 for attack, line in said.items() for key in ("value", "positive")), f"{said}, with --samples {again}{done.stderr}")
         loud = {**limits, "split.privacy.noise": 1, "split.privacy.gradient_noise": 1}
         whole(split("loud", **{**few, **loud}), "a")
         done = tool(ROOT / "loud/clients/a", *wanted)
@@ -520,14 +568,65 @@ def scenario_split_audit():
 
 
 def scenario_split_example():
-    """examples/split-cifar10 and split-text, of two clients, one round and a smaller network."""
-    said = example("split-cifar10", records("many", 120, 1), records("test", 20, 2), "model.depth=18", "train.batch=32", "train.micro_batch=16",
-                   "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
+    """examples/split-cifar10, split-text and split-images, of two clients, one round and mostly a smaller network; with data, and with what they make."""
+    small = ("model.depth=18", "train.batch=32", "train.micro_batch=16",
+             "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
+    said = example("split-cifar10", ("--train", records("many", 120, 1), "--heldout", records("test", 20, 2)), *small)
     check(sum(line["samples"] for line in said["clients"]) == 120, f"{said}")
+    (ROOT / "split-cifar10").rename(ROOT / "split-cifar10-given")
+    subprocess.run([EXAMPLES / "split-cifar10/make-data", ROOT / "split-cifar10/made", "--train", "80", "--test", "20"], check=True, stdout=subprocess.DEVNULL)
+    said = example("split-cifar10", (), *small)  # finds the records that are there, and makes none
+    check(sum(line["samples"] for line in said["clients"]) == 80, f"{said}")
     lines = ROOT / "lines.txt"
     lines.write_text((ROOT / "train.txt").read_text().replace(" the ", "\nthe "))
-    example("split-text", lines, ROOT / "heldout.txt", "model.channels=32", "model.head_dim=8", "model.mlp=48", "train.T=32",
+    example("split-text", ("--train", lines, "--heldout", ROOT / "heldout.txt"), "model.channels=32", "model.head_dim=8", "model.mlp=48", "train.T=32",
             "model.context=32", "train.batch=8", "lora.rank=2")
     left = {path.name for path in (ROOT / "split-text/server").iterdir()}
     check({"adapter", "model.safetensors", "config.json"} <= left, f"split-text leaves {sorted(left)}")
+    run = pathlib.Path(__file__).resolve().parents[2] / "examples/split-images/run"
+    words = ("split.rounds=1", "split.epochs=1", "pipeline.threads=1")
+    done = subprocess.run([run, "--clients", "2", "--images", "24", "--out", ROOT / "pictures", "--", *(word for key in words for word in ("--set", key))],
+                          env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(done.returncode == 0, f"split-images: run ended with {done.returncode}: {done.stderr[-3000:]}")
+    said = report("pictures/server")
+    check(said["rounds"] == 1 and [line["samples"] for line in said["clients"]] == [24, 24], f"split-images: {said}")
     no_workers("split_example")
+
+
+def scenario_split_reports():
+    """examples/split-reports: texts, tokenizer and weights that it makes; of two clients and one round, made-up reports and CoLA's form; `compare` of one seed."""
+    few = ("data.train_samples_max=64", "data.heldout_samples_max=16", "lora.rank=2")
+    stale = ROOT / "split-reports/data/client-007.tsv"  # of a run with more clients
+    stale.parent.mkdir(parents=True)
+    stale.write_text("text\tlabel\nof another run\t0\n")
+    example("split-reports", ("--sentences", "300"), *few)
+    other = subprocess.run([EXAMPLES / "split-reports/run", "--prepare", "--sentences", "301", "--out", ROOT / "split-reports"], capture_output=True, text=True, check=False)
+    check(other.returncode == 2 and "name another --out" in other.stderr, f"other sentences: {other.returncode} {other.stderr}")
+    left = {path.name for path in (ROOT / "split-reports/server").iterdir()}
+    check({"adapter", "model.safetensors", "config.json", "tokenizer.json"} <= left, f"split-reports leaves {sorted(left)}")
+    (ROOT / "cola").mkdir()
+    for name, count in (("train", 40), ("dev", 20)):
+        (ROOT / f"cola/in_domain_{name}.tsv").write_text("".join(f"gj04\t{i % 2}\t{'' if i % 2 else '*'}\tThe sailors rode {'' if i % 2 else 'the '}breeze {name} {i}.\n"
+                                                                for i in range(count)))
+    words = [word for word in jobs.text(7, 4000).split() if word.isalpha()]
+    (ROOT / "english.txt").write_text("".join(f"{' '.join(words[at:at + 6]).capitalize()}.\n" for at in range(0, len(words) - 6, 6)))
+    asked = ("--cola", ROOT / "cola", "--text", ROOT / "english.txt", "--sentences", "300")
+    environment = {**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}
+    command = [EXAMPLES / "split-reports/compare", *asked, "--clients", "2", "--seeds", "1", "--out", ROOT / "compared", "--",
+               *(word for key in (*few, "split.rounds=1", "pipeline.threads=1") for word in ("--set", key))]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(first.returncode == 0, f"compare ended with {first.returncode}: {first.stderr[-3000:]}")
+    rows = [line for line in first.stdout.splitlines() if line.startswith("| 1 |")]
+    check(len(rows) == 3 and "| +0.0000 |" in rows[0], first.stdout)
+    losses_ = [json.loads((ROOT / "compared/seed-1" / each / "figures.json").read_text())["loss"] for each in ("one-place-fp32", "split-fp32", "split-fw2-5-bw4")]
+    check(abs(losses_[1] / losses_[0] - 1) < 1e-5 and losses_[2] != losses_[0], f"global without codecs is not the run in one place: {rows}")
+    def states():
+        return {path: path.stat().st_mtime_ns for path in (ROOT / "compared").rglob("metrics.jsonl")}
+    trained = states()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(again.stdout.splitlines()[-6:] == first.stdout.splitlines()[-6:] and trained and states() == trained, f"asked again: {again.stdout}")
+    few_words = subprocess.run([EXAMPLES / "split-reports/make-data", ROOT / "bad", "--cola", ROOT / "cola"], capture_output=True, text=True, check=False)
+    check(few_words.returncode == 1 and "0 sentences to learn the language from" in few_words.stderr, few_words.stderr)
+    done = subprocess.run([EXAMPLES / "split-reports/make-data", ROOT / "bad", "--cola", ROOT], capture_output=True, text=True, check=False)
+    check(done.returncode == 1 and "No such file" in done.stderr, done.stderr)
+    no_workers("split_reports")

@@ -167,4 +167,18 @@ def scenario_split_compare():
     check(0 < plain - 2 * 120 * 2 * 4 * (1024 * 16 + 64 * 64) / 1e6 < 0.1, done.stdout)
     check(plain / ours > 10 and ours > direct and float(rows[1][7]) == round(plain / ours, 1), done.stdout)
     check(done.stderr == "", f"it runs again: {done.stderr}")
+
+    # The one of split-text: 16 bits of 128 tokens of 64 channels, both ways over both cuts.
+    lines = ROOT / "lines.txt"
+    lines.write_text((ROOT / "train.txt").read_text().replace(" the ", "\nthe ") * 4)
+    words = [example.parents[1] / "split-text/compare", "--train", lines, "--heldout", ROOT / "heldout.txt", "--clients", "2", "--out", ROOT / "texts", "--"]
+    for key in ("split.rounds=2", "split.epochs=1", "pipeline.threads=1", "model.channels=64", "model.head_dim=16", "model.mlp=64", "train.batch=8", "data.train_samples_max=12",
+                "data.heldout_samples_max=2"):
+        words += ["--set", key]
+    done = subprocess.run(words, env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    check(done.returncode == 0 and [row[0] for row in rows] == ["16 bits", "ec 2.5 / 4, the default", "lowrank 16 / 16"], done.stdout + done.stderr[-3000:])
+    values = 12 * 128 * 64 * 4 * 2 / 1e6
+    check(0 < float(rows[0][3]) - values < 0.05 * values, f"{rows[0]}: {values} MB of values in 16 bits")
+    check(all(float(row[3]) < 0.6 * float(rows[0][3]) for row in rows[1:]), done.stdout)
     no_workers("split_compare")

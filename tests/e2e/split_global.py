@@ -125,11 +125,12 @@ def scenario_split_global_leaves():
         check([line.get("loss") for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
     check(newest_of("killed") == newest_of("whole"), "nor its weights")
 
-    server = Server(split("gone", rounds=3, clients=2, **{**slow, "split.wait": "1s"}))
+    clock = jobs.Clock("split-server")
+    server = Server(split("gone", rounds=3, clients=2, **{**slow, "control.silence_max": "3600s", "control.stall_max": 0}), at=clock.at())
     clients = {name: Client(server, name, stops=(4,) if name == "b" else ()) for name in ("a", "b")}
     stopped(server, clients["b"], 4)
     clients["b"].kill()
-    server.await_text("round 1: b misses its turn")
+    clock.until(lambda: "round 1: b misses its turn" in server.text(), server.process)
     clients["b"] = Client(server, "b")
     for client in clients.values():
         client.end()
@@ -169,12 +170,14 @@ def scenario_split_global_nan():
 def scenario_split_global_late():
     """Who says nothing while the others wait is late, and misses the round; a worker that stands still is one."""
     begin("a", "b")
-    slow = {**CODED, **GLOBAL, "split.wait": "3s", "control.silence_max": "300s", "link.silence_max": "300s"}
-    server = Server(split("late", rounds=1, epochs=2, clients=2, **slow))
+    slow = {**CODED, **GLOBAL, "split.wait": "60s", "control.silence_max": "3600s", "control.stall_max": 0, "link.silence_max": "300s"}
+    clock = jobs.Clock("split-server")
+    server = Server(split("late", rounds=1, epochs=2, clients=2, **slow), at=clock.at())
     clients = {name: Client(server, name, stops=(3,) if name == "a" else ()) for name in ("a", "b")}
     stopped(server, clients["a"], 3)
     os.kill(clients["a"].holds[3].reached(), signal.SIGSTOP)
     clients["a"].release()
+    clock.until(lambda: "it is late: the others have waited" in server.text(), server.process)
     clients["b"].end()
     clients["a"].end()
     server.end()

@@ -25,27 +25,35 @@ def memory(pid, what):
     return int(found.group(1)) * 1024 if found else 0
 
 
+def children(pid):
+    """The kernel's own list: at one moment, and quickly where much else runs."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
 class Watch:
     """What the server's processes take, looked at while it runs."""
 
-    def __init__(self, server, every=0.05):
-        self.server, self.every, self.peak, self.turns, self.all, self.caches, self.files = server, every, 0, 0, 0, 0, 0
+    def __init__(self, server):
+        self.server, self.peak, self.turns, self.all, self.caches, self.files = server, 0, 0, 0, 0, 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
         self.thread.start()
 
     def look(self):
         pid, caches = self.server.process.pid, ROOT / self.server.path.stem / "clients"
-        while not self.over.wait(self.every):
+        while not self.over.wait(0.05):
             self.peak = max(self.peak, memory(pid, "VmHWM"))
             try:
                 self.files = max(self.files, len(os.listdir(f"/proc/{pid}/fd")))
             except OSError:
                 pass
-            parts = [[each for each in jobs.descendants(pid, word)] for word in ("split-turn", "worker", "aqpiped")]
-            # A list takes a moment to make: a turn that ended in it can be in it with its successor.
-            self.turns = max(self.turns, len(set(parts[0]) & set(jobs.descendants(pid, "split-turn"))))
-            self.all = max(self.all, sum(memory(each, "VmRSS") for group in parts for each in set(group)))
+            launchers = children(pid)  # a turn's each, with a daemon, which has a worker
+            self.turns = max(self.turns, len(launchers))
+            daemons = [daemon for launcher in launchers for daemon in children(launcher)]
+            self.all = max(self.all, sum(memory(each, "VmRSS") for each in [*launchers, *daemons, *(worker for daemon in daemons for worker in children(daemon))]))
             bytes_ = 0
             for path in caches.glob("*/cache/stage-1/*"):
                 try:
@@ -117,7 +125,7 @@ def scenario_split_crowd():
         check(done.returncode == 2 and wanted in done.stderr, f"{tag}: {done.returncode}, {done.stderr}")
     started = time.time()
     server = Server(split("crowd", rounds=rounds, epochs=1, clients=count, **keys))
-    watch = Watch(server, 0.5)
+    watch = Watch(server)
     clients = {name: Client(server, name, "--no-progress") for name in names}
     leave = names[::8]
     server.await_text("round 1 of 2: ", patience=jobs.PATIENCE + count)

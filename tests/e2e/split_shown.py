@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import openmetrics
 import page_seen
 from jobs import aqpipe, no_workers
 from kit import ROOT, check
-from split import CODED, Client, Server, begin, of_client, split
+from split import CODED, Client, Server, begin, job, of_client, report, split
 
 
 def lines(path):
@@ -22,7 +23,7 @@ def lines(path):
 
 
 def get(port, path):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=jobs.PATIENCE)
     connection.request("GET", path)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
@@ -100,7 +101,7 @@ def scenario_split_shown():
 
 
 def causes():
-    """A server whose disk fails ends with that cause, in the last event as on its terminal."""
+    """A server whose disk fails ends with that cause, in its last event as on its terminal."""
     served = {"split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
     for name, changes, blocked in (("state", {}, "split.json.new"), ("labels", served, "labels/a/train.sent")):
         with (ROOT / f"{name}.jsonl").open("w") as out:
@@ -109,9 +110,126 @@ def causes():
         client = Client(server, "a")
         server.end(1)
         client.kill()
-        end = lines(ROOT / f"{name}.jsonl")[-1]
+        end = [line for line in lines(ROOT / f"{name}.jsonl") if line["event"] != "error"][-1]
         check(end["event"] == "end" and end["state"] == "failed" and blocked in end["cause"], f"{end}: {server.text()}")
         check(end["cause"] in server.text(), f"{end}: {server.text()}")
+
+
+def figures(command, folder):
+    done = aqpipe(command, folder, "--json")
+    check(done.returncode == 0, f"{command} {folder}: {done.stderr}")
+    found = json.loads(done.stdout)
+    return found["runs"][0] if command == "report" else found
+
+
+def until_status(folder, what, good):
+    deadline = time.time() + jobs.PATIENCE
+    while True:
+        said = figures("status", folder)
+        if good(said):
+            return said
+        check(time.time() < deadline, f"{what}: {said}")
+        time.sleep(0.1)
+
+
+def scenario_split_status():
+    """`aqpipe status` and `aqpipe report` of both kinds of folder: before a client is here, in a turn, after a crash, at the end; other folders are refused."""
+    begin("a", "b")
+    three = split("three", clients=3, **CODED, **{"split.mode": "splitfed1", "split.parallel": 3})
+    said = aqpipe("plan", three).stdout
+    check("turns at once: 3 (split.parallel), each with a stage 1 on device cpu" in said, said)
+    check(json.loads(aqpipe("plan", three, "--json").stdout)["turns_at_once"] == 3, "turns at once")
+    noise = {"split.privacy.clip": 5, "split.privacy.noise": 4, "split.privacy.gradient_clip": 0.05, "split.privacy.gradient_noise": 2}
+    server = Server(split("told", rounds=2, epochs=1, clients=2, **CODED, **noise, **{"split.wait": "60s"}))
+    run, mine = ROOT / "told", ROOT / "told-a"
+    said = until_status(run, "nobody is here", lambda said: said["waits_for"])
+    check((said["role"], said["state"], said["round"], said["rounds_planned"], said["clients"]) == ("split-server", "running", 0, 2, []), said)
+    check(said["pid"] == server.process.pid and said["waits_for"] == "waits for clients: 0 of 2 are here", said)
+    ledger = {name: ("--set", f"split.privacy.ledger={ROOT}/ledgers-{name}") for name in "ab"}
+    clients = [Client(server, name, *ledger[name], stops=(1,)) for name in "ab"]
+    said = until_status(run, "one trains, one waits", lambda said: sorted(bool(each["trains"]) for each in said["clients"]) == [False, True])
+    at_work, waits = sorted(said["clients"], key=lambda each: not each["trains"])
+    check(said["round"] == 1 and waits["does"] == f"waits for {at_work['name']}" and at_work["awaited"] and waits["here"], said)
+    text = aqpipe("status", run).stdout
+    check(f"waits for {at_work['name']}" in text and "round 1 of 2" in text and "split-server (relay), running" in text, text)
+    said = until_status(ROOT / f"told-{at_work['name']}", "the client trains", lambda said: said["state"] == "training")
+    check(said["role"] == "split-client" and said["round"] == 1 and said["client"] == at_work["name"] and "trains steps 1 to" in said["waits_for"], said)
+    for words in (("top", run), ("report", run, "--tsv"), ("report", mine, "--tsv")):
+        done = aqpipe(*words)
+        check(done.returncode == 2 and "clients/NAME" in done.stderr, f"{words}: {done}")
+
+    server.process.kill()  # of a crash the state is not "running"
+    server.process.wait()
+    said = figures("status", run)
+    check(said["state"] == "interrupted" and said["pid"] == 0 and said["waits_for"] is None and "does" not in said["clients"][0], said)
+    again = Server(server.path)
+    check(again.port > 0, "no port")
+    for client in clients:
+        client.kill()
+    check(figures("status", mine)["state"] == "interrupted", "a client that was killed")
+    clients = [Client(again, name, *ledger[name]) for name in "ab"]
+    for client in clients:
+        client.end()
+    again.end()
+
+    said, told = figures("report", run), report("told")
+    said.pop("folder")
+    told.pop("folder")
+    told = json.loads(json.dumps(told), parse_float=lambda text: float(f"{float(text):.9g}"))  # as `report --json` prints figures
+    check(said == told and said["round"] == said["rounds"] == 2 and said["sent_bytes"] > 0, (said, told))
+    check(all(line["turns"] == 2 and 0 <= line["heldout"]["accuracy"] <= 1 and line["epsilon"] > 0 for line in said["clients"]), said)
+    check(figures("status", run)["state"] == "done", figures("status", run))
+    for name, line in zip("ab", sorted(said["clients"], key=lambda line: line["name"])):
+        own = figures("report", ROOT / f"told-{name}")
+        check((own["turns"], own["round"], own["rounds_planned"], own["state"]) == (2, 2, 2, "done"), own)
+        check(abs(own["heldout"]["loss"] - line["heldout"]["loss"]) < 1e-8 and own["epsilon"] == line["epsilon"], (own, line))
+        check(0 < own["sent_bytes"] and own["step"] == line["step"], (own, line))
+    table = aqpipe("report", run, mine, run / "clients/a").stdout
+    check("held-out metric" in table and "accuracy 0." in table and "split-client a of" in table and "epsilon" in table, table)
+
+    # Logs: at the server those of each client's turns, at a client those of its own stages.
+    lines = [json.loads(line) for line in aqpipe("logs", run, "--json").stdout.splitlines()]
+    check([(line["client"], line["stage"]) for line in lines if line["stage"] is not None] == [("a", 1), ("b", 1)], lines)
+    check(all("worker" in line["text"] for line in lines if line["stage"] == 1) and lines[0]["client"] == "a", lines)
+    text = aqpipe("logs", run, "1", "-n", 1).stdout.splitlines()
+    check([line for line in text if "==>" in line] == [f"==> {run}/clients/{name}/logs/stage-1.log <==" for name in "ab"] and len(text) == 4, text)
+    text = aqpipe("logs", mine).stdout
+    check(all(f"==> {mine}/run/logs/stage-{stage}.log <==" in text for stage in (0, 2)), text)
+    check(aqpipe("logs", mine, "2", "-n", 1).stdout.count("\n") == 1, "the log of one stage of a client")
+    for words, wanted in (((run, "0"), "has no log of that stage"), ((mine, "1"), "there is no log of stage 1"), ((run, "-f"), "clients/NAME")):
+        done = aqpipe("logs", *words)
+        check(done.returncode == 2 and wanted in done.stderr and not done.stdout, f"logs {words}: {done}")
+
+    for name, kept in (("damaged", "split.json"), ("damaged-client", "client.json")):
+        (ROOT / name).mkdir()
+        (ROOT / name / kept).write_text("[1, 2")
+    (ROOT / "other").mkdir()
+    for command in ("status", "report"):
+        for name, words in (("damaged", "split.json is damaged"), ("damaged-client", "client.json is damaged"), ("other", "metrics.jsonl"), ("nowhere", "metrics.jsonl")):
+            done = aqpipe(command, ROOT / name)
+            check(done.returncode == 2 and words in done.stderr, f"{command} {name}: {done}")
+    hostile = {"job": "\x1b[31m", "round": -1, "clients": [{"name": "../../etc"}, 7, {"name": "a", "turns": "x", "why": 3}], "planned": [], "mode": None}
+    (ROOT / "damaged/split.json").write_text(json.dumps(hostile))
+    for command in ("status", "report"):
+        done = aqpipe(command, ROOT / "damaged")
+        check(done.returncode == 0 and "\x1b" not in done.stdout and "etc" not in done.stdout, f"{done}")
+        check([line["name"] for line in figures(command, ROOT / "damaged")["clients"]] == ["a"], "names")
+    # Two clients whose bytes are finite, and whose sum is not.
+    shutil.copytree(run, ROOT / "huge")
+    for name in "ab":
+        log = ROOT / "huge/clients" / name / "metrics.jsonl"
+        steps = [json.loads(line) for line in log.read_text().splitlines()]
+        count = sum(line["event"] == "step" for line in steps)
+        for line in steps:
+            if line["event"] == "step":
+                line["forward_bytes"] = [1.5e308 / count / len(line["forward_bytes"])] * len(line["forward_bytes"])
+        log.write_text("".join(json.dumps(line) + "\n" for line in steps))
+    for command in ("status", "report"):
+        said = figures(command, ROOT / "huge")
+        check(all(line["sent_bytes"] > 1e307 for line in said["clients"]) and said["sent_bytes"] is None, said)
+        done = aqpipe(command, ROOT / "huge")
+        check(done.returncode == 0, f"{command}: {done}")
+    no_workers("split_status")
 
 
 def unit():
@@ -159,3 +277,39 @@ def scenario_split_service():
     path.write_text(path.read_text().replace("model:", "modal:", 1))
     check(start().wait(jobs.PATIENCE) == int(said["RestartPreventExitStatus"]), "a manifest that is refused")
     no_workers("split_service")
+
+
+def scenario_split_shared():
+    """A second job at the place of a split-server or a split-client is refused, and `aqpipe status` and `report` print the first one's figures."""
+    begin("a", "b")
+    path = split("told", rounds=1, epochs=1, **CODED)
+    server = Server(path)
+    Client(server, "a").end()
+    server.end()
+    run, mine = ROOT / "told", ROOT / "told-a"
+    before = {command: [figures(command, folder) for folder in (run, mine)] for command in ("status", "report")}
+    other = split("other", rounds=2, epochs=1, **CODED)
+    plain = job("plain", **CODED, **{"train.epochs": 1})
+
+    def client(path, name):
+        return ("split-client", path, "--id", name, "--data", ROOT / "a.bin", "--set", f"security.keys={ROOT}/keys-{name}", "--set", f"split.server='127.0.0.1:{server.port}'", "--patience", "1")
+    for folder, words, said in ((run, ("split-server", other), "is the folder of job 'told', and this is job 'other'"),
+                                (run, ("launch", plain), "is the folder of a split-server (split.json)"),
+                                (run, client(path, "a"), "is the folder of a split-server (split.json)"),
+                                (mine, client(other, "a"), "is the folder of job 'told', and this is job 'other'"),
+                                (mine, client(path, "b"), "is the folder of client 'a', and this is client 'b'"),
+                                (mine, ("split-server", path), "is the folder of a split-client (client.json)"),
+                                (mine, ("launch", plain), "is the folder of a split-client (client.json)")):
+        done = aqpipe(*words, "--set", f"output.path={folder}")
+        check(done.returncode == 2 and said in done.stderr, f"{words[0]} at {folder}: {done.returncode} {done.stderr[-800:]}")
+        now = {command: [figures(command, each) for each in (run, mine)] for command in ("status", "report")}
+        check(now == before, f"{words[0]} at {folder}: {now}, not {before}")
+    long = "j" * 90 + "\u00e9"  # no job is refused its own folder
+    again = split("own", rounds=1, epochs=1, **CODED)
+    for _ in range(2):
+        server = Server(again, *("--set", f"job.name={long}"))
+        server.process.terminate()
+        server.process.wait()
+        check("is the folder of job" not in server.text(), server.text())
+        check((ROOT / "own/split.json").exists(), "the server has left no split.json")
+    no_workers("split_shared")

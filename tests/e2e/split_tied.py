@@ -76,3 +76,62 @@ def scenario_split_tied_deberta():
     done = aqpipe("plan", job("own", **{**keys, **turns("splitfed2"), **DEBERTA, "model.tied": "untied"}))
     check(done.returncode == 0, done.stderr)
     no_workers("split_tied_deberta")
+
+
+def scenario_split_rates():
+    """train.lr_patterns: one client is the unsplit run bit for bit, whichever end a pattern names; a client that is killed changes nothing; ends agree on rates."""
+    tables("a", "b")
+    talks("train.jsonl", 1, 40)
+    talks("heldout.jsonl", 2, 9)
+    rates = {"train.lr_patterns": "'embedding = 3e-2, h.1-2.mlp = 5e-4, h.*.ln_* = 2e-2, head = 4e-3'"}
+    launch(job("plain-one", **{**PLAIN, "pipeline.stages": 1}))
+    launch(job("one", **{**PLAIN, **rates, "pipeline.stages": 1}))
+    check(losses("one") != losses("plain-one"), "rates change nothing: nothing is tested")
+    for pattern in ("embedding = 3e-2", "block 1 = 5e-3", "head = 4e-3"):  # each stage has one that moves it
+        tag = pattern.split()[0]
+        launch(job(f"{tag}-one", **{**PLAIN, "train.lr_patterns": f"'{pattern}'", "pipeline.stages": 1}))
+        check(losses(f"{tag}-one") not in (losses("plain-one"), losses("one")), f"{pattern} changes nothing")
+        whole(job(tag, **{**PLAIN, **turns(), "train.lr_patterns": f"'{pattern}'"}), "a", data="train", kind="tsv")
+        same(tag, f"{tag}-one")
+    for mode in ("relay", "splitfed1", "splitfed2", "global"):
+        whole(job(mode, **{**PLAIN, **rates, **turns(mode)}), "a", data="train", kind="tsv")
+        same(mode, "one")
+    served = {"split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-5}]"}
+    whole(job("served", **{**PLAIN, **rates, **turns(), **served}), "a", data="train", kind="tsv")
+    same("served", "one")
+
+    # A tied table has the embedding's rate at both ends of the client; adapters have those of their layers; staleness keeps them.
+    answers = {"data.kind": "instruct", "data.train": str(ROOT / "train.jsonl"), "data.heldout": str(ROOT / "heldout.jsonl"),
+               "data.train_samples_max": 0, "data.heldout_samples_max": 0, "train.T": 48, "model.context": 48}
+    for tag, make, keys, kind in (("tied", manifest, {**answers, "model.tied": "exact", "train.lr_patterns": "'embedding = 2e-2'"}, "jsonl"),
+                                  ("adapted", job, {"lora.rank": 3, "lora.alpha": 6, "train.lr": 0.01, "train.lr_patterns": "'block 0 = 5e-2, block 2 = 1e-3'"}, "tsv"),
+                                  ("stale", job, {**rates, "train.staleness": 1}, "tsv")):
+        launch(make(f"{tag}-one", **{**PLAIN, **keys, "pipeline.stages": 1}))
+        whole(make(tag, **{**PLAIN, **keys, **turns()}), "a", data="train", kind=kind)
+        same(tag, f"{tag}-one")
+
+    # Two clients with codecs, one of which is killed in mid-turn.
+    keys = {**CODED, **rates, **turns("splitfed1", **{"split.wait": "60s", "checkpoint.every": "2 steps", "split.clients": 2})}
+    for name, stops in (("calm", ()), ("killed", (3,))):
+        server = Server(job(name, **keys))
+        clients = {"a": Client(server, "a", data="train", kind="tsv", stops=stops), "b": Client(server, "b", kind="tsv")}
+        if stops:
+            stopped(server, clients["a"], 3)
+            clients["a"].kill()
+            clients["a"].release()
+            clients["a"] = Client(server, "a", data="train", kind="tsv")
+        for client in clients.values():
+            client.end()
+        server.end()
+    check([lost("killed", name) for name in "ab"] == [lost("calm", name) for name in "ab"], "a killed client changes the run")
+
+    # A client with other rates, or with none, is refused by name; so is a pattern that no layer has, by the plan.
+    server = Server(job("agreed", **{**PLAIN, **rates, **turns()}))
+    for name, other in (("other", "'embedding = 2e-2, h.1-2.mlp = 5e-4, h.*.ln_* = 2e-2, head = 4e-3'"), ("none", None)):
+        said = Client(server, "a", data="train", kind="tsv", path=job(name, **{**PLAIN, **turns(), "train.lr_patterns": other})).end(1)
+        check("train.lr_patterns" in said, f"{name}: {said}")
+    server.process.terminate()
+    server.process.wait()
+    done = aqpipe("plan", job("typo", **{**PLAIN, **turns(), "train.lr_patterns": "'embeding = 1e-2'"}))
+    check(done.returncode == 2 and "did you mean 'embedding'" in done.stderr, done.stderr)
+    no_workers("split_rates")

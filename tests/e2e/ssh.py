@@ -100,6 +100,15 @@ def wrong():
         check(done.returncode == 1 and "there is no rsync here: install it, or copy " in done.stderr, done.stderr)
     finally:
         os.environ["PATH"] = away
+    (ROOT / "images.csv").write_text("file,label\n" + "".join(f"i{i}.npy,{i % 2}\n" for i in range(8)))
+    for i in range(8):
+        head = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4, 4), }\n"
+        (ROOT / f"i{i}.npy").write_bytes(b"\x93NUMPY\1\0" + bytes([len(head), 0]) + head + bytes([i] * 16))
+    gpt2 = dict.fromkeys(("model.blocks", "model.heads", "model.channels", "model.context", "model.tied", "train.T", "data.heldout"))
+    images = manifest("wrong-images", **{**gpt2, "model.kind": "resnet", "model.depth": 10, "model.filters": 4, "model.norm_groups": 2, "model.side": 8,
+                                         "data.train": str(ROOT / "images.csv"), "train.batch": 4, "train.micro_batch": 2, "pipeline.stages": 2})
+    done = aqpipe("launch", images, *hosts(good, good)[2:], "--copy")
+    check(done.returncode == 1 and "--copy brings the table of data.kind: image_files, but not its images" in done.stderr, done.stderr)
 
 
 def killed(path):

@@ -309,9 +309,9 @@ def scenario_bad_input():
     shutil.rmtree(ROOT / "bad")
     refused("missing manifest", ROOT / "none.yaml", r"none\.yaml", 2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = jobs.lasting_port(4)
+        taken.bind(("127.0.0.1", port + 1))
         taken.listen()
-        port = taken.getsockname()[1] - 1
         refused("port in use", path, rf"{port + 1}", 1, "--set", f"link.port_first={port}")
     shutil.rmtree(ROOT / "bad", ignore_errors=True)
     path.write_text(good.replace("  epochs: 4", "  epochs: 400"))

@@ -3,13 +3,15 @@ import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import time
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics
-from kit import BIN, ROOT, same_run
+from kit import BIN, ROOT, end, marked, same_run, start
 
 WANLAB = str(pathlib.Path(__file__).resolve().parents[2] / "tools/wanlab")
 os.environ["AQPIPE_BIN"] = str(BIN)
@@ -134,8 +136,96 @@ def inside():
         print(f"losses of {len(losses('near'))} steps: near, far, moves, silent, hole, streams alike")
 
 
-def scenario_wan():
-    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms over a line of 100 and 2 Mbit/s, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
+FAR = {"link.rtt_ms": 80, "link.rate_mbps": 100}
+RATES = "'wte = 1e-2, h.*.ln_* = 2e-5, head = 1e-4'"
+
+
+def far_inside():
+    """Each pair of runs near and far, of the same keys."""
+    runs = {"quic": {"link.protocol": "quic"}, "flush": {"pipeline.schedule": "gpipe", "pipeline.flush": "true"},
+            "stale": {"train.staleness": 1, "train.lr_patterns": RATES}, "rates": {"train.lr_patterns": RATES}}
+    if "built without QUIC" in aqpipe("plan", manifest_at_ends("asked", **runs["quic"])).stderr:
+        print("without QUIC, which is not built")
+        del runs["quic"]
+    with daemons():
+        for where, settings in (("near", ("--rtt", 0.2, "--loss", 0)), ("far", ("--rtt", 80, "--loss", 0.5))):
+            tell(*settings)
+            for name, keys in runs.items():
+                launch(manifest_at_ends(f"{name}-{where}", **FAR, **keys))
+        launch(manifest_at_ends("plain-far", **FAR))
+    for name in runs:
+        same_run(f"{name}-far", f"{name}-near")
+        check(heals(f"{name}-far") == 0, f"{name}: {heals(f'{name}-far')} connections were given up, and nothing was wrong with them")
+    for name in runs.keys() & {"quic", "flush"}:
+        check(losses(f"{name}-far") == losses("plain-far"), f"{name}: not the losses of a plain run")
+    for name in ("rates", "stale"):
+        check(losses(f"{name}-far") != losses("plain-far"), f"{name}: its keys change nothing: no test")
+    check(losses("stale-far") != losses("rates-far"), "staleness changes nothing beside rates: no test")
+
+
+def scenario_wan_far():
+    """80 ms and 0.5 % of loss: links over QUIC, a flush after each step, and rates by tensor with staleness are the near runs, bit for bit."""
+    in_lab(far_inside)
+
+
+def adapters(keys, path, holds):
+    """Over the relay at 80 ms with LoRA: a worker is killed, the run is resumed, and begins again in its folder: each time the run of one machine."""
+    tell("--rtt", 80, "--loss", 0.5)
+    lora = {**keys, "link.rtt_ms": 80, "lora.rank": 3, "lora.alpha": 6, "train.lr": 0.01, "checkpoint.every": "3 steps"}
+    launch(manifest("alone-lora", **{**lora, "pipeline.stages": 2}))
+    there = {key: re.search(pattern, path.read_text(), re.M)[1] for key, pattern in (("pipeline.stages", r"^  stages: (.*)$"), ("link.relay", r"^  relay: (.*)$"))}
+    path = manifest("nat-lora", **{**lora, **there})
+    hold = jobs.Hold(6, "begin", 1, holds)
+    process = start(path, "--restarts", "0", lines=False)
+    try:
+        worker = hold.reached(process)
+        marked(path, 5)
+        end(worker)
+        hold.release()
+        errors = process.communicate(timeout=jobs.PATIENCE)[1]
+    finally:
+        process.kill()
+    check(process.returncode == 1, f"killed: {process.returncode}\n{errors[-2000:]}")
+    launch(path, "--resume")
+    same_run("nat-lora", "alone-lora")
+    launch(path, "--fresh")
+    same_run("nat-lora", "alone-lora")
+
+
+def nat_inside():
+    """Ends 1 and 2 cannot reach each other, as two behind NAT cannot; both reach end 3, where the relay is. The launcher is at end 0."""
+    hosts = [f"10.79.0.{i + 1}" for i in range(ENDS)]
+    for end, other in ((1, 2), (2, 1)):
+        subprocess.run([WANLAB, "exec", str(end), "ip", "route", "add", "blackhole", f"{hosts[other]}/32"], check=True, timeout=jobs.PATIENCE)
+    holds = ROOT / "holds"
+    holds.mkdir()
+    with jobs.faults(hold=holds), daemons():
+        one, two = (f"layers: '{layers}', host: 'tcp://{hosts[end]}:7700'" for end, layers in ((1, "0-2"), (2, "3-5")))
+        keys = {**KEYS, "security.keys": str(ROOT / "keys"), "link.rtt_ms": 40}
+        launch(manifest("alone", **{**keys, "pipeline.stages": 2}))  # of this machine
+        launch(manifest("direct", **{**keys, "pipeline.stages": f"[{{{one}}}, {{{two}, address: '{hosts[2]}:7800'}}]", "link.connect_max": "3s"}), want=1)
+        with open(ROOT / "relay.txt", "wb") as log:
+            relay = subprocess.Popen([WANLAB, "exec", "3", BIN / "aqpiped", "--relay", f"{hosts[3]}:7900", "--port-file", ROOT / "relay.port"],
+                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            jobs.await_file(ROOT / "relay.port")
+            tell("--rtt", 40, "--loss", 0.1)
+            path = manifest("nat", **{**keys, "pipeline.stages": f"[{{{one}, dials: true}}, {{{two}, dials: true}}]", "link.relay": f"{hosts[3]}:7900"})
+            launch(path)
+            same_run("nat", "alone")
+            adapters(keys, path, holds)
+        finally:
+            relay.terminate()
+            relay.wait(jobs.PATIENCE)
+
+
+def scenario_relay_nat():
+    """Two stages that cannot reach each other, over a relay at 40 ms with losses: the run of one machine, bit for bit; without the relay they do not meet. At 80 ms with LoRA, killed and resumed."""
+    in_lab(nat_inside)
+
+
+def in_lab(inside):
+    """The scenario's body, in the lab; outside it this script starts there. It needs root, or skips."""
     if os.environ.get("AQPIPE_WANLAB"):
         inside()
         return
@@ -145,3 +235,8 @@ def scenario_wan():
         sys.exit(77)
     done = subprocess.run([WANLAB, str(ENDS), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv], timeout=1000)
     check(done.returncode == 0, f"in the lab: {done.returncode}")
+
+
+def scenario_wan():
+    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms over a line of 100 and 2 Mbit/s, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
+    in_lab(inside)

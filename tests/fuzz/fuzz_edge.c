@@ -197,22 +197,21 @@ static enum aq_status go_on(struct aq_edge *edge, struct aq_cache *cache, struct
 static enum aq_status gradients(struct aq_edge *edge, uint64_t step)
 {
     float shared[SHARED];
-    bool none;
     uint64_t words;
     enum aq_status status = aq_edge_receive_shared(edge, step, shared);
     if (status != AQ_OK && status != AQ_AGAIN) return status;
-    status = aq_edge_receive_tied(edge, step, &words);
+    status = aq_edge_whole_receive(edge, AQ_EDGE_TIED, step, &words);
     if (status != AQ_OK && status != AQ_AGAIN) return status;
-    if (status == AQ_OK) aq_edge_release_tied(edge);
-    status = aq_edge_receive_summed(edge, step, &none);
+    if (status == AQ_OK) aq_edge_whole_release(edge, AQ_EDGE_TIED);
+    status = aq_edge_whole_receive(edge, AQ_EDGE_SUMMED, step, &words);
     if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
-    for (int i = 0; i < SUMMED && !none; i++)
-        aq_edge_summed(edge)[i] *= 0.5f;
+    for (int i = 0; i < SUMMED && words; i++)
+        aq_edge_whole(edge, AQ_EDGE_SUMMED)[i] *= 0.5f;
     if (step % 2) { /* as a client's end does */
-        aq_edge_release_summed(edge);
+        aq_edge_whole_release(edge, AQ_EDGE_SUMMED);
         return AQ_OK;
     }
-    status = aq_edge_send_summed(edge, step, none);
+    status = aq_edge_whole_send(edge, AQ_EDGE_SUMMED, step, words);
     return status == AQ_AGAIN ? AQ_CLOSED : status; /* its buffers are out: enough of it */
 }
 

@@ -18,7 +18,7 @@ static struct aq_grad_codec_config config_of(const uint8_t *byte)
     static const char *const grids[] = {NULL, "tread", "rise", "signed"};
     static const float norms[] = {1.0f, 0.5f, 3.0f, INFINITY};
     struct aq_grad_codec_config config;
-    aq_grad_codec_config_default(&config, aq_grad_codec_kind(byte[0] % 8));
+    aq_grad_codec_config_default(&config, aq_grad_codec_kind(byte[0] % 10));
     config.bits = 2 + byte[1] % 7;
     config.grid = grids[byte[1] / 7 % 4];
     config.norm = norms[byte[1] / 28 % 4];
@@ -26,6 +26,7 @@ static struct aq_grad_codec_config config_of(const uint8_t *byte)
     config.bucket = 64 * (byte[2] / 2 % 4);
     if (config.density > 0 && config.bucket == 0) config.bucket = 65536;
     if (config.density > 0) config.density = (float)(1 + byte[2] / 8) / 32.0f;
+    if (strcmp(config.kind, "topk") != 0) config.density /= 2; /* values as they are: at most half of them */
     return config;
 }
 

@@ -137,13 +137,17 @@ static void act(struct run *run, struct fuzz_piece *rest)
         d->bytes[0] = more % 5;
         d->bytes[1] = op / 16;
         d->bytes[2] = fuzz_byte(rest);
+        d->bytes[3] = more >> 6;
         d->bytes[4] = fuzz_byte(rest);
         d->count = fuzz_byte(rest) * 6u;
         d->used = true;
         run->damaged = true;
         break;
-    case 14: /* reports that make no sense */
-        if (more & 1) aq_pieces_lost(run->end[0], more * 7u);
+    case 14: /* reports that make no sense, or an end that takes its peer for known */
+        if (more & 1)
+            aq_pieces_lost(run->end[0], more * 7u);
+        else
+            AQ_ASSERT(aq_pieces_grow(run->end[more >> 1 & 1]) == AQ_OK);
         break;
     default:
         if (more < 240 || run->shut) break;
@@ -177,6 +181,19 @@ static void finish(struct run *run)
     fuzz_told(true);
 }
 
+/* Both take each other for known, and say so: from here on there is parity. */
+static void meet(struct run *run)
+{
+    for (int i = 0; i < 2; i++) {
+        struct aq_piece_out out;
+        const char *text;
+        AQ_ASSERT(aq_pieces_grow(run->end[i]) == AQ_OK);
+        AQ_ASSERT(aq_pieces_next(run->end[i], &out) && out.body_bytes == 0);
+        aq_pieces_sent(run->end[i], &out);
+        AQ_ASSERT(aq_pieces_receive(run->end[1 - i], out.head, sizeof out.head, &text) == AQ_OK);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct run run;
@@ -188,6 +205,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         said[i] = (uint8_t)(i * 7 + (i >> 8) * 13 + 1);
     for (int i = 0; i < 2; i++)
         AQ_ASSERT(aq_pieces_open(&run.end[i]) == AQ_OK);
+    if (size > 0 && (data[size - 1] & 3)) meet(&run); /* three of four */
     while (rest.count > 0)
         act(&run, &rest);
     finish(&run);

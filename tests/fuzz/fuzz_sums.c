@@ -7,6 +7,7 @@
  * step is done twice.
  */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "split_adder.h"
 #include "split_private.h"
 #include "sum_line.h"
 
@@ -24,6 +26,10 @@ void __wrap_turn_miss(struct server *server, struct site *site, const char *why)
 void __wrap_server_fails(struct server *server, const char *why);
 uint64_t __wrap_state_mark(const struct server *server, const struct site *site);
 void __wrap_aq_progress_say(struct aq_progress *progress, const char *format, ...);
+void __real_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight);
+void __wrap_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight);
+void __real_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum);
+void __wrap_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum);
 
 /* A turn that is over in one way or another. */
 static void over(struct server *server, struct site *site)
@@ -55,6 +61,26 @@ void __wrap_aq_progress_say(struct aq_progress *progress, const char *format, ..
 {
     (void)progress;
     AQ_ASSERT(format[0]);
+}
+
+/* The thread that adds has done what it was asked when the server goes on: no result depends on its speed. */
+static void wait_for(struct aq_split_adder *adder)
+{
+    struct pollfd done = {.fd = aq_split_adder_fd(adder), .events = POLLIN};
+    while (poll(&done, 1, -1) != 1)
+        AQ_ASSERT(errno == EINTR);
+}
+
+void __wrap_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight)
+{
+    __real_aq_split_adder_add(adder, sum, weight);
+    wait_for(adder);
+}
+
+void __wrap_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum)
+{
+    __real_aq_split_adder_done(adder, sum);
+    wait_for(adder);
 }
 
 struct stage {
@@ -273,6 +299,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         sums_serve(server);
         AQ_ASSERT(sums_polls(server, fds) <= SPLIT_SUMS_POLLS);
     }
+    for (int i = 0; i < 2 * PEERS && !server->over; i++) /* what has come is added, and answered */
+        sums_serve(server);
     for (int i = 0; i < PEERS; i++)
         read_answers(&peers[i]);
     AQ_ASSERT(!server->over);

@@ -534,11 +534,6 @@ static const struct aq_grad_launchers isolated_grad = {.check_config = coder_che
                                                        .sum_ranks = isolated_sum_ranks,
                                                        .fused = isolated_fused};
 
-static uint64_t isolated_scratch_bytes(const struct aq_device *device)
-{
-    return aq_device_scratch_bytes(((const struct isolated *)device)->inner);
-}
-
 /* --- the device ------------------------------------------------------------------------------------------------- */
 
 static void isolated_info(const struct aq_device *device, struct aq_device_info *out)
@@ -610,7 +605,6 @@ static const struct aq_device_ops isolated_ops = {.kind = "isolated",
                                                   .copy = isolated_copy,
                                                   .zero = isolated_zero,
                                                   .parallel = isolated_parallel,
-                                                  .scratch_bytes = isolated_scratch_bytes,
 #define AQ_MATH(name, ...) .name = isolated_##name,
 #include "aqsgd/math.def"
                                                   .squares = isolated_squares};

@@ -313,7 +313,8 @@ static enum aq_status run_special(struct aq_group *group)
 
 /* ---- the compressed allreduce, against one process that does the work of all ranks piece by piece ---- */
 
-enum { STEPS = 3, TENSORS = 3 };
+/* Step TO_WORKER is that of a group that keeps no server errors; the next one has both again. */
+enum { STEPS = 4, TO_WORKER = 3, TENSORS = 3 };
 
 struct buffers { /* of one rank */
     float *x, *worker_error, *server_error;
@@ -391,6 +392,14 @@ static enum aq_status with_work(struct aq_group *group, struct aq_compressed *as
     return status;
 }
 
+static enum aq_status take_floats(uint64_t count, float **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof **out, &memory));
+    *out = memory;
+    return AQ_OK;
+}
+
 /* encode and decode of [first, first + count), piece by piece; the first into memory that holds any piece. */
 static enum aq_status code(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, const float *x,
                            float *error, uint64_t step, uint8_t *wire, float weight, bool add, float *sum)
@@ -404,6 +413,21 @@ static enum aq_status code(const struct aq_grad_codec *codec, uint64_t first, ui
     return AQ_OK;
 }
 
+/* What the server's codec loses of step TO_WORKER, times the ranks, is the owner's own to send. */
+static enum aq_status code_to_worker(const struct aq_grad_codec *codec, uint32_t size, uint64_t first, uint64_t chunk,
+                                     uint64_t step, struct buffers *owner, uint8_t *wire, float *sum)
+{
+    float *lost = NULL;
+    AQ_TRY(take_floats(chunk + 1, &lost));
+    const enum aq_status status = code(codec, first, chunk, sum, lost, step, wire, 1.0f, false, sum);
+    for (uint64_t i = 0; i < chunk; i++) {
+        const float of_all = lost[i] * (float)size;
+        owner->worker_error[first + i] += of_all;
+    }
+    aq_free(lost);
+    return status;
+}
+
 /* What every rank's x, and the errors of all, are after this step. sum: count floats. */
 static enum aq_status reference(const struct aq_grad_codec *codec, uint32_t size, uint64_t count, uint64_t step,
                                 struct buffers *ranks, uint8_t *wire, float *sum)
@@ -414,16 +438,10 @@ static enum aq_status reference(const struct aq_grad_codec *codec, uint32_t size
         for (uint32_t rank = 0; rank < size; rank++)
             AQ_TRY(code(codec, first, chunk, ranks[rank].x + first, ranks[rank].worker_error + first, step, wire,
                         aq_grad_codec_weight(codec, size), rank > 0, sum + first));
-        AQ_TRY(code(codec, first, chunk, sum + first, ranks[owner].server_error, step, wire, 1.0f, false, sum + first));
+        AQ_TRY(step == TO_WORKER ? code_to_worker(codec, size, first, chunk, step, &ranks[owner], wire, sum + first)
+                                 : code(codec, first, chunk, sum + first, ranks[owner].server_error, step, wire, 1.0f,
+                                        false, sum + first));
     }
-    return AQ_OK;
-}
-
-static enum aq_status take_floats(uint64_t count, float **out)
-{
-    void *memory;
-    AQ_TRY(aq_alloc(count * sizeof **out, &memory));
-    *out = memory;
     return AQ_OK;
 }
 
@@ -495,8 +513,10 @@ static enum aq_status compressed_steps(struct aq_group *group, const struct aq_g
                                       .worker_error = own->worker_error,
                                       .server_error = own->server_error,
                                       .step = step};
-        const bool words = step > 1; /* also where something goes along */
+        const bool words = step > 1;                                /* also where something goes along */
+        if (step == TO_WORKER && aq_group_is_nccl(group)) continue; /* no group over it lacks a rank */
         if (words) AQ_TRY(void_step(group, asked, step + count));
+        if (step == TO_WORKER) asked.whole = size + 1;
         for (uint64_t i = 0; i < count; i++)
             own->x[i] = gradient_of(rank, step, i);
         if (words) AQ_TRY(say(group, false));

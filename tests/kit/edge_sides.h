@@ -324,13 +324,10 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
                                   .samples = B,
                                   .sample_ids = ids,
                                   .lengths = s->shorter ? lengths + micro_batch * B : NULL};
-    uint16_t variants[B];
     struct aq_view views[B];
-    for (int i = 0; i < B; i++) {
+    for (int i = 0; i < B; i++)
         views[i] = view_of(epoch, ids[i]);
-        variants[i] = views[i].flipped;
-    }
-    if (s->cropped) batch.variants = variants, batch.views = views;
+    if (s->cropped) batch.views = views;
     const uint32_t visit = epoch * SAMPLES + micro_batch * B;
     if (s->sender) {
         for (int i = 0; i < B; i++)

@@ -22,6 +22,12 @@
  *     begin      before anything of the step is computed; rank 0 also goes on when it has been told to stop (Ctrl-C)
  *     forward    at the first micro-batch's forward
  *     backward   at the first micro-batch's backward (never on a stage whose layers are all frozen)
+ *     noised     at the first micro-batch's cut: split.privacy has counted its visits, and nothing of it is sent
+ *     joins, parts, sums, results, mean
+ *                of an average at a round's end (reduce.patience): before a connection to another replica is begun;
+ *                before the first part leaves; when parts have left
+ *                and come, before the first sum does; when sums have left, before the first of another rank is taken;
+ *                and when the mean is there, and the launcher does not know it
  *     end        after the update, before the step is reported
  *     write      in the thread that writes checkpoint STEP: the file is begun, and not yet whole
  *
@@ -30,6 +36,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +44,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "group.h"
 #include "stages/stage.h"
 #include "transport.h"
 #include "worker.h"
@@ -73,6 +81,16 @@ enum aq_status __real_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_
                                          struct aq_part_args *args);
 enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
                                          struct aq_part_args *args);
+enum aq_status __real_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+enum aq_status __wrap_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+enum aq_status __real_aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk,
+                                    const void *body);
+enum aq_status __wrap_aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk,
+                                    const void *body);
+enum aq_status __real_aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected,
+                                    const void **body);
+enum aq_status __wrap_aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected,
+                                    const void **body);
 enum aq_status __real_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                          const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
@@ -148,10 +166,12 @@ static enum aq_status hold_within(struct aq_worker *worker, uint64_t step, uint3
 }
 
 static struct aq_worker *stepping; /* the worker whose step runs */
+static pthread_t stepper;          /* its thread: others make links again */
 
 enum aq_status __wrap_aq_worker_step(struct aq_worker *worker)
 {
     stepping = worker;
+    stepper = pthread_self();
     AQ_TRY(hold_serving(worker, worker->step + 1, "begin"));
     AQ_TRY(__real_aq_worker_step(worker));
     return hold_serving(worker, worker->step + 1, "end");
@@ -164,6 +184,17 @@ enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct a
     return __real_aq_worker_forward(worker, run, instruction);
 }
 
+/* Blocks the thread: the values that the parts have seen are sent only after it. */
+static enum aq_status hold_noised(const struct aq_part_cut *cut)
+{
+    static struct hold hold;
+    enum aq_status status = AQ_OK;
+    while (cut->trains && cut->batch->micro_batch == 0 &&
+           (status = hold_look(&hold, stepping->rank, cut->batch->step + 1, "noised")) == AQ_AGAIN)
+        nap();
+    return status;
+}
+
 /* A forward that a part may do in place of the stage (frozen_prefix.c). */
 enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
                                          struct aq_part_args *args)
@@ -171,7 +202,8 @@ enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_
     const struct aq_edge_batch *batch = moment == AQ_PART_INSTRUCTION ? args->turn->batch : NULL;
     if (batch && args->turn->op == AQ_OP_FORWARD)
         AQ_TRY(hold_within(stepping, batch->step, batch->micro_batch, "forward"));
-    return __real_aq_worker_parts_on(parts, moment, args);
+    AQ_TRY(__real_aq_worker_parts_on(parts, moment, args));
+    return moment == AQ_PART_CUT_OUTPUT || moment == AQ_PART_CUT_GRADIENT_BACK ? hold_noised(args->cut) : AQ_OK;
 }
 
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
@@ -181,11 +213,42 @@ enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct 
     return __real_aq_worker_backward(worker, run, instruction);
 }
 
+/* Blocks the thread in the midst of an average of weights. */
+static enum aq_status hold_averaging(bool here, const char *phase)
+{
+    static struct hold hold;
+    enum aq_status status = AQ_OK;
+    while (here && stepping && stepping->job->reduce.patience_ns > 0 &&
+           (status = hold_look(&hold, stepping->rank, stepping->step + 1, phase)) == AQ_AGAIN)
+        nap();
+    return status;
+}
+
+enum aq_status __wrap_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked)
+{
+    AQ_TRY(__real_aq_worker_group_perform(worker, asked));
+    return hold_averaging(true, "mean");
+}
+
+enum aq_status __wrap_aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body)
+{
+    AQ_TRY(hold_averaging(chunk->piece == 0, chunk->phase == 0 ? "parts" : "sums"));
+    return __real_aq_group_post(group, to, chunk, body);
+}
+
+enum aq_status __wrap_aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected,
+                                    const void **body)
+{
+    AQ_TRY(hold_averaging(expected->piece == 0 && expected->phase == 1, "results"));
+    return __real_aq_group_take(group, from, expected, body);
+}
+
 enum aq_status __wrap_aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                              struct aq_byte_stream **out)
 {
     struct aq_address fault = {.whole = "FAULTY_LINKS"};
     const char *query = getenv("FAULTY_LINKS");
+    AQ_TRY(hold_averaging(stepping && pthread_equal(stepper, pthread_self()), "joins"));
     AQ_TRY(__real_aq_byte_stream_connect(address, tls, attempt, paced, out));
     if (!query) return AQ_OK;
     snprintf(fault.query, sizeof fault.query, "%s", query);

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "collective_cases.h"
+#include "relay_kit.h"
 
 enum { KIT_RANKS_MAX = CASE_RANKS_MAX, KIT_PIECE_BYTES = CASE_PIECE_BYTES, KIT_ADDRESS_BYTES = 256 };
 #define KIT_SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
@@ -51,6 +52,7 @@ struct kit {
     bool nccl;                          /* above the links */
     enum aq_status (*run)(struct kit_rank *rank);
     void *context;
+    uint16_t relay_port; /* the run's, of the scheme "relay" */
     struct kit_rank ranks[KIT_RANKS_MAX];
 };
 
@@ -124,27 +126,40 @@ static inline void kit_thread(void *context)
     aq_device_close(rank->device);
 }
 
+/* "tcp" of "tls+fault+tcp". */
+static inline const char *kit_transport(const struct kit *kit)
+{
+    return strrchr(kit->scheme, '+') ? strrchr(kit->scheme, '+') + 1 : kit->scheme;
+}
+
 static inline void kit_listen(struct kit_rank *rank)
 {
     static unsigned names; /* a name of its own for each, so that a failed test leaves no trouble to the next */
     const struct kit *kit = rank->kit;
-    const char *at = strrchr(kit->scheme, '+') ? strrchr(kit->scheme, '+') + 1 : kit->scheme;
-    const char *tls = strstr(kit->scheme, "tls+") ? "tls+" : "";
-    const bool named = strcmp(at, "sim") == 0; /* the others are reached by an address and a port */
-    char address[KIT_ADDRESS_BYTES], where[32];
+    const char *at = kit_transport(kit), *tls = strstr(kit->scheme, "tls+") ? "tls+" : "";
+    const bool relay = strcmp(at, "relay") == 0, named = relay || strcmp(at, "sim") == 0; /* else: address and port */
+    char address[KIT_ADDRESS_BYTES], where[80];
     uint16_t port = 0;
     snprintf(where, sizeof where, named ? "kit%u" : "127.0.0.1:0", ++names);
+    if (relay) snprintf(where, sizeof where, "127.0.0.1:%u?room=%032x", kit->relay_port, names);
     snprintf(address, sizeof address, "%s%s://%s", tls, at, where);
     assert_int_equal(aq_link_listen(rank->net, address, &rank->listener, &port), AQ_OK);
     if (!named) snprintf(where, sizeof where, "127.0.0.1:%u", port);
-    snprintf(rank->address, sizeof rank->address, "%s://%s%s%s", kit->scheme, where, *kit->query ? "?" : "",
+    snprintf(rank->address, sizeof rank->address, "%s://%s%s%s", kit->scheme, where,
+             !*kit->query ? ""
+             : relay      ? "&"
+                          : "?",
              kit->query);
 }
 
 /* Runs all ranks to their ends; their statuses are left in the kit. */
 static inline void kit_run(struct kit *kit)
 {
+    const bool relay = strcmp(kit_transport(kit), "relay") == 0;
+    struct relay_kit meeting;
     aq_error_clear();
+    if (relay) relay_kit_open(&meeting, 0, 0, 4 * KIT_RANKS_MAX * KIT_RANKS_MAX);
+    kit->relay_port = relay ? meeting.port : 0;
     for (uint32_t i = 0; i < kit->size; i++) {
         struct kit_rank *rank = &kit->ranks[i];
         *rank = (struct kit_rank){.kit = kit, .rank = i, .tls = kit->tls ? kit->tls[i] : NULL};
@@ -160,6 +175,7 @@ static inline void kit_run(struct kit *kit)
         aq_thread_close(kit->ranks[i].thread);
     for (uint32_t i = 0; i < kit->size; i++)
         aq_eventcount_close(kit->ranks[i].eventcount);
+    if (relay) relay_kit_close(&meeting, NULL);
 }
 
 /* The same, and all must have succeeded. */

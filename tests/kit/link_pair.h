@@ -60,6 +60,9 @@ static inline void pair_nets(struct link_pair *pair)
     }
 }
 
+/* Of the relay that pairs of the scheme "relay" meet at. */
+static uint16_t pair_relay_port;
+
 /* scheme: "tcp", "sim", each behind "fault+", "tls+" or "tls+fault+"; query: "" or "split=7&seed=1", for the connector
  * alone, as the faults are. */
 static inline void pair_listen(struct link_pair *pair, const char *scheme, const char *query)
@@ -68,13 +71,15 @@ static inline void pair_listen(struct link_pair *pair, const char *scheme, const
     uint16_t port = 0;
     const char *at = strrchr(scheme, '+') ? strrchr(scheme, '+') + 1 : scheme;
     const char *tls = strstr(scheme, "tls+") ? "tls+" : "";
-    const bool tcp = strcmp(at, "tcp") == 0 || strcmp(at, "quic") == 0;
-    char address[PAIR_ADDRESS_BYTES], where[32];
+    const bool tcp = strcmp(at, "tcp") == 0 || strcmp(at, "quic") == 0, relay = strcmp(at, "relay") == 0;
+    char address[PAIR_ADDRESS_BYTES], where[80];
     snprintf(where, sizeof where, tcp ? "127.0.0.1:0" : "pair%u", ++pairs);
+    if (relay) snprintf(where, sizeof where, "127.0.0.1:%u?room=%032x", pair_relay_port, pairs);
     snprintf(address, sizeof address, "%s%s://%s", tls, at, where);
     assert_int_equal(aq_link_listen(pair->net[0], address, &pair->listener, &port), AQ_OK);
     if (tcp) snprintf(where, sizeof where, "127.0.0.1:%u", port);
-    snprintf(pair->address, sizeof pair->address, "%s://%s%s%s", scheme, where, *query ? "?" : "", query);
+    snprintf(pair->address, sizeof pair->address, "%s://%s%s%s", scheme, where, *query ? (relay ? "&" : "?") : "",
+             query);
 }
 
 static inline void pair_connect_run(void *context)

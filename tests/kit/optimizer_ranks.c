@@ -189,6 +189,27 @@ static void reduce_lanes(uint32_t W, const struct aq_reduce *reduce)
         memcpy(reduce[w].lanes, reduce[0].lanes, bytes);
 }
 
+static void reduce_once(struct ranks *ranks, const struct aq_reduce *reduce)
+{
+    if (reduce[0].kind == AQ_REDUCE_MEAN)
+        reduce_mean(ranks->W, reduce);
+    else if (reduce[0].kind == AQ_REDUCE_COMPRESSED)
+        reduce_compressed(ranks, reduce);
+    else
+        reduce_lanes(ranks->W, reduce);
+}
+
+static void reduce_in_vain(struct ranks *ranks, const struct aq_reduce *reduce)
+{
+    for (uint32_t w = 0; w < ranks->W; w++)
+        assert_int_equal(aq_optimizer_keep(ranks->optimizers[w]), AQ_OK);
+    for (int times = 0; times < 2; times++) {
+        reduce_once(ranks, reduce);
+        for (uint32_t w = 0; w < ranks->W; w++)
+            assert_int_equal(aq_optimizer_put_back(ranks->optimizers[w]), AQ_OK);
+    }
+}
+
 /* All rounds of what was begun on every rank. */
 static void run_rounds(struct ranks *ranks)
 {
@@ -201,16 +222,16 @@ static void run_rounds(struct ranks *ranks)
         if (reduce[0].kind == AQ_REDUCE_NONE) return;
         assert_true(ranks->W > 1);
         ranks->asked++;
-        if (reduce[0].kind == AQ_REDUCE_MEAN) {
+        if (reduce[0].kind == AQ_REDUCE_MEAN)
             ranks->sent += reduce[0].count * sizeof(float);
-            reduce_mean(ranks->W, reduce);
-        } else if (reduce[0].kind == AQ_REDUCE_COMPRESSED) {
-            ranks->sent += aq_grad_codec_bytes(reduce[0].worker, 0, reduce[0].count);
-            reduce_compressed(ranks, reduce);
-        } else {
+        else if (reduce[0].kind == AQ_REDUCE_COMPRESSED)
+            ranks->sent += (aq_grad_codec_bytes(reduce[0].worker, 0, reduce[0].count) +
+                            aq_grad_codec_bytes(reduce[0].server, 0, reduce[0].count)) /
+                           2; /* a byte of either goes 2 (W - 1) / W times, there and back */
+        else
             ranks->sent += aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
-            reduce_lanes(ranks->W, reduce);
-        }
+        if (ranks->again) reduce_in_vain(ranks, reduce);
+        reduce_once(ranks, reduce);
     }
 }
 

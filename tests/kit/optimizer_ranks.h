@@ -21,6 +21,7 @@ struct ranks {
     float *parameters[RANKS_MAX], *gradients[RANKS_MAX]; /* `floats` each */
     uint64_t sent; /* bytes that one rank's x takes on the wire, one way, since the last ranks_step */
     uint32_t asked;
+    bool again; /* each reduction is made once, taken back (aq_optimizer_put_back), and made again */
     struct aq_device *device;
     void *memory;
     uint8_t *wires[RANKS_MAX]; /* a coded chunk of each rank */

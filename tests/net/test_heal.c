@@ -571,6 +571,60 @@ static void test_strangers_at_a_living_link_are_refused_by_name(void **state)
     pair_close(&pair);
 }
 
+static void one_heals(struct link_pair *pair, struct proxy *proxy, uint64_t n)
+{
+    const uint64_t before = heals(pair, 1);
+    swallow(pair, proxy);
+    order(proxy, PROXY_PASS);
+    send_one(pair, 1, n);
+    assert_int_equal(pair_event_of(pair, 0, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.step, n);
+    assert_true(heals(pair, 1) > before);
+}
+
+/* Its links heal while it rests; who comes for a new link meanwhile waits for the next accept, and strangers do not. */
+static void test_a_listener_that_rests_heals_and_accepts_again(void **state)
+{
+    struct link_pair pair = {0};
+    struct aq_thread *thread;
+    struct aq_link *first[2];
+    char text[AQ_TEXT_BYTES];
+    (void)state;
+    healing_config(&pair, PAIR_PATIENCE);
+    listen_closely(&pair);
+    pair_nets(&pair);
+    pair_listen(&pair, "tcp", "");
+    const uint16_t port = (uint16_t)strtoul(strrchr(pair.address, ':') + 1, NULL, 10);
+    struct proxy *proxy = proxy_open(&pair, 0);
+    pair_meet(&pair, PAIR_PATIENCE);
+    assert_true(pair.accepted == AQ_OK && pair.connected == AQ_OK);
+    assert_int_equal(aq_listener_rest(pair.listener), AQ_OK);
+    assert_int_equal(aq_listener_rest(pair.listener), AQ_OK); /* it does already */
+    one_heals(&pair, proxy, 1);
+    const struct aq_hello other = {.job_digest = ~pair.config[1].job_digest, .rank = 1, .peer_rank = 0, .edge = 3};
+    assert_int_equal(refused(port, &other, text), AQ_MISMATCH);
+    assert_non_null(strstr(text, "is of another job"));
+    memcpy(first, pair.link, sizeof first);
+    pair.config[0].edge = pair.config[1].edge = 4;
+    assert_int_equal(aq_thread_open("connector", pair_connect_run, &pair, &thread), AQ_OK);
+    pass_time(&pair, 0.2); /* it is there, and waits */
+    assert_int_equal(aq_link_accept(pair.listener, &pair.config[0], PAIR_SECONDS(PAIR_PATIENCE), &pair.link[0]), AQ_OK);
+    aq_thread_close(thread);
+    assert_int_equal(pair.connected, AQ_OK);
+    for (int rests = 0; rests < 2; rests++) {
+        if (rests == 0) assert_int_equal(aq_listener_rest(pair.listener), AQ_OK);
+        if (rests == 1) aq_listener_close(pair.listener);
+        struct aq_link *second[2];
+        memcpy(second, pair.link, sizeof second);
+        one_heals(&pair, proxy, 5);
+        memcpy(pair.link, first, sizeof first);
+        send_one(&pair, 1, 6);
+        assert_int_equal(pair_event_of(&pair, 0, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.step, 6);
+        memcpy(pair.link, second, sizeof second);
+    }
+    proxy_close(proxy);
+    pair_close(&pair);
+}
+
 /* One end does not heal: neither does, and a cut ends the link as ever. */
 static void test_one_end_does_not_heal_neither_does(void **state)
 {
@@ -625,6 +679,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_end_while_parked_is_at_once),
         cmocka_unit_test(test_goodbye_under_cuts_is_good_at_both_ends),
         cmocka_unit_test(test_strangers_at_a_living_link_are_refused_by_name),
+        cmocka_unit_test(test_a_listener_that_rests_heals_and_accepts_again),
         cmocka_unit_test(test_one_end_does_not_heal_neither_does),
         cmocka_unit_test(test_close_with_links_parked_leaves_no_memory),
     };

@@ -121,6 +121,47 @@ static void late_listen_run(void *context)
     pair->accepted = aq_link_accept(pair->listener, &pair->config[0], PAIR_SECONDS(PAIR_PATIENCE), &pair->link[0]);
 }
 
+/* Says a few times that the wait is of use. */
+static enum aq_status until_asked(void *context)
+{
+    uint32_t *times = context;
+    return *times > 0 && --*times > 0 ? AQ_AGAIN : AQ_ABORTED;
+}
+
+/* Who waits for a peer that will not come need not wait to the deadline, and may come again. */
+static void test_waits_that_nobody_needs_end(void **state)
+{
+    struct link_pair pair = {0};
+    uint32_t times;
+    (void)state;
+    pair_config(&pair);
+    pair_nets(&pair);
+    pair_listen(&pair, "tcp", "");
+    for (int i = 0; i < 2; i++) {
+        pair.config[i].meanwhile = until_asked;
+        pair.config[i].context = &times;
+    }
+    const uint64_t deadline = PAIR_SECONDS(PAIR_PATIENCE);
+    times = 3;
+    assert_int_equal(aq_link_accept(pair.listener, &pair.config[0], deadline, &pair.link[0]), AQ_ABORTED);
+    times = 3; /* the listener does not answer */
+    assert_int_equal(aq_link_connect(pair.net[1], pair.address, &pair.config[1], deadline, &pair.link[1]), AQ_ABORTED);
+    aq_listener_close(pair.listener);
+    times = 3; /* nobody listens */
+    assert_int_equal(aq_link_connect(pair.net[1], pair.address, &pair.config[1], deadline, &pair.link[1]), AQ_ABORTED);
+    times = UINT32_MAX;
+    struct aq_thread *thread;
+    pair.accepted = AQ_INVAL;
+    assert_int_equal(aq_thread_open("listener", late_listen_run, &pair, &thread), AQ_OK);
+    pair.config[1].meanwhile = NULL;
+    pair_connect_run(&pair);
+    aq_thread_close(thread);
+    assert_int_equal(pair.accepted, AQ_OK);
+    assert_int_equal(pair.connected, AQ_OK);
+    pair_exchange(&pair, 8, PAIR_PATIENCE);
+    pair_close(&pair);
+}
+
 static void test_connect_before_listen_tries_again(void **state)
 {
     struct link_pair pair = {.accepted = AQ_INVAL};
@@ -754,6 +795,7 @@ int main(void)
         TEST(test_handshake_other_plan_refused_with_both),
         TEST(test_handshake_wrong_address_refused_with_both),
         TEST(test_accept_other_order_keeps_the_early_peer),
+        TEST(test_waits_that_nobody_needs_end),
         TEST(test_connect_before_listen_tries_again),
         TEST(test_accept_strangers_are_refused_and_the_peer_gets_in),
         TEST(test_listen_port_in_use_names_the_address),

@@ -38,6 +38,24 @@ static int open_ends(void **state)
     return 0;
 }
 
+static void tell_window(void);
+
+/* Ends that know each other. */
+static int open_whole(void **state)
+{
+    const char *text;
+    open_ends(state);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_pieces_grow(ends[i]), AQ_OK);
+    tell_window();
+    struct aq_piece_out out;
+    assert_true(aq_pieces_next(ends[0], &out));
+    aq_pieces_sent(ends[0], &out);
+    assert_int_equal(aq_pieces_receive(ends[1], out.head, sizeof out.head, &text), AQ_OK);
+    in_flight = 0;
+    return 0;
+}
+
 static int close_ends(void **state)
 {
     (void)state;
@@ -219,6 +237,31 @@ static void test_the_window_holds_the_writer(void **state)
     assert_int_equal(in_flight, 1);
 }
 
+/* The one datagram that tells of the larger window is lost, and nothing reports it: a later one tells it. */
+static void test_a_lost_word_of_a_grown_window_is_made_up_for(void **state)
+{
+    size_t put, bytes = 0;
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_pieces_grow(ends[i]), AQ_OK);
+    take_due(ends[1]);
+    assert_int_equal(in_flight, 1);
+    in_flight = 0;
+    for (int i = 0; i < AQ_PIECES_WINDOW_FIRST - AQ_PIECES_BLOCK; i++) {
+        const struct iovec iov = {said + i, 1};
+        assert_int_equal(aq_pieces_write(ends[0], &iov, 1, 1, &put), AQ_OK);
+        take_due(ends[0]);
+    }
+    const struct iovec more = {said, 1};
+    assert_int_equal(aq_pieces_write(ends[0], &more, 1, 1, &put), AQ_AGAIN);
+    for (uint32_t i = 0; i < in_flight; i++)
+        if (flight[i].kind == 1) deliver(i);
+    bytes = read_all(0);
+    assert_int_equal(bytes, AQ_PIECES_WINDOW_FIRST - AQ_PIECES_BLOCK);
+    tell_window();
+    assert_int_equal(aq_pieces_write(ends[0], &more, 1, 1, &put), AQ_OK);
+}
+
 /* Blocks whose parity waits have bounded places; more of them cost a repetition, never memory or a wrong byte. */
 static void test_parity_of_many_blocks_is_bounded(void **state)
 {
@@ -234,6 +277,31 @@ static void test_parity_of_many_blocks_is_bounded(void **state)
     assert_int_equal(read_all(0), 0);
     aq_pieces_stats(ends[1], &stats);
     assert_int_equal(stats.repaired, 0);
+}
+
+/* The window is full when the direction ends: the end comes behind the pieces, once there is room. */
+static void test_an_end_waits_for_the_window(void **state)
+{
+    const struct iovec iov = {said, 1};
+    uint8_t heard[AQ_PIECES_WINDOW_FIRST];
+    const struct iovec room = {heard, sizeof heard};
+    size_t put, got;
+    (void)state;
+    while (aq_pieces_write(ends[0], &iov, 1, 1, &put) == AQ_OK)
+        take_due(ends[0]);
+    aq_pieces_end(ends[0]);
+    take_due(ends[0]);
+    assert_int_equal(in_flight, AQ_PIECES_WINDOW_FIRST - AQ_PIECES_BLOCK);
+    for (uint32_t i = 0; i < in_flight; i++)
+        deliver(i);
+    assert_int_equal(aq_pieces_read(ends[1], &room, 1, &got), AQ_OK);
+    assert_int_equal(aq_pieces_read(ends[1], &room, 1, &got), AQ_AGAIN);
+    tell_window();
+    in_flight = 0;
+    take_due(ends[0]);
+    assert_int_equal(in_flight, 1);
+    deliver(0);
+    assert_int_equal(aq_pieces_read(ends[1], &room, 1, &got), AQ_CLOSED);
 }
 
 static void refused(const uint8_t *bytes, size_t count, const char *why)
@@ -264,6 +332,10 @@ static void test_hostile_datagrams_are_refused(void **state)
     d[8] = 0;
     d[0] = 4;
     refused(d, AQ_PIECE_HEAD_BYTES + 1, "sent a datagram of an unknown kind");
+    d[0] = 3; /* window */
+    d[3] = 2;
+    refused(d, AQ_PIECE_HEAD_BYTES, "sent a datagram of an unknown kind");
+    d[3] = 0;
     d[0] = 2; /* parity */
     d[2] = AQ_PIECES_BLOCK + 1;
     refused(d, AQ_PIECE_HEAD_BYTES + 3, "sent parity of no possible block");
@@ -280,15 +352,67 @@ static void test_hostile_datagrams_are_refused(void **state)
     refused(d, AQ_PIECE_HEAD_BYTES + 3, "sent parity that does not fit its pieces");
 }
 
+/* A stranger keeps 40 pieces here and no parity, whatever he claims; a peer that is known gets the rest. */
+static void test_a_stranger_has_a_small_window(void **state)
+{
+    enum { FEW = AQ_PIECES_WINDOW_FIRST - AQ_PIECES_BLOCK };
+    uint8_t d[BYTES] = {1, 0, 0, 1}; /* his own window is whole */
+    uint8_t heard[AQ_PIECES_WINDOW_FIRST];
+    const struct iovec iov = {said, 1}, room = {heard, sizeof heard};
+    size_t put, got;
+    const char *text = NULL;
+    (void)state;
+    d[4] = FEW;
+    refused(d, AQ_PIECE_HEAD_BYTES + 1, "sent a piece beyond the window");
+    d[0] = 2;
+    d[2] = 1;
+    d[4] = 0;
+    refused(d, AQ_PIECE_HEAD_BYTES + 3, "sent parity before this end takes any");
+    d[3] = 2;
+    refused(d, AQ_PIECE_HEAD_BYTES + 3, "sent a datagram of an unknown kind");
+
+    assert_int_equal(aq_pieces_grow(ends[0]), AQ_OK); /* the writer knows the reader, not the reader the writer */
+    aq_pieces_parity(ends[0], 1);
+    take_due(ends[0]);
+    assert_int_equal(in_flight, 1);
+    in_flight = 0;
+    for (int i = 0; i < FEW; i++) {
+        const struct iovec one = {said + i, 1};
+        assert_int_equal(aq_pieces_write(ends[0], &one, 1, 1, &put), AQ_OK);
+        take_due(ends[0]);
+    }
+    assert_int_equal(in_flight, FEW); /* no parity */
+    assert_int_equal(aq_pieces_write(ends[0], &iov, 1, 1, &put), AQ_AGAIN);
+    for (uint32_t i = FEW; i-- > 1;)
+        deliver(i);
+    assert_int_equal(aq_pieces_grow(ends[1]), AQ_OK); /* with pieces that wait for the first */
+    deliver(0);
+    assert_int_equal(aq_pieces_read(ends[1], &room, 1, &got), AQ_OK);
+    assert_int_equal(got, FEW);
+    assert_memory_equal(heard, said, FEW);
+    struct aq_piece_out out;
+    assert_true(aq_pieces_next(ends[1], &out));
+    assert_int_equal(aq_pieces_receive(ends[0], out.head, sizeof out.head, &text), AQ_OK);
+    in_flight = 0;
+    for (int i = 0; i < FEW + 10; i++) { /* more than before */
+        assert_int_equal(aq_pieces_write(ends[0], &iov, 1, 1, &put), AQ_OK);
+        take_due(ends[0]);
+        in_flight = 0;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_any_lost_datagrams_of_a_block_are_repaired, open_ends, close_ends),
-        cmocka_unit_test_setup_teardown(test_a_lost_piece_is_repeated_alone, open_ends, close_ends),
-        cmocka_unit_test_setup_teardown(test_the_end_is_repaired_too, open_ends, close_ends),
-        cmocka_unit_test_setup_teardown(test_the_window_holds_the_writer, open_ends, close_ends),
-        cmocka_unit_test_setup_teardown(test_parity_of_many_blocks_is_bounded, open_ends, close_ends),
-        cmocka_unit_test_setup_teardown(test_hostile_datagrams_are_refused, open_ends, close_ends),
+        cmocka_unit_test_setup_teardown(test_a_stranger_has_a_small_window, open_ends, close_ends),
+        cmocka_unit_test_setup_teardown(test_a_lost_word_of_a_grown_window_is_made_up_for, open_ends, close_ends),
+        cmocka_unit_test_setup_teardown(test_an_end_waits_for_the_window, open_ends, close_ends),
+        cmocka_unit_test_setup_teardown(test_any_lost_datagrams_of_a_block_are_repaired, open_whole, close_ends),
+        cmocka_unit_test_setup_teardown(test_a_lost_piece_is_repeated_alone, open_whole, close_ends),
+        cmocka_unit_test_setup_teardown(test_the_end_is_repaired_too, open_whole, close_ends),
+        cmocka_unit_test_setup_teardown(test_the_window_holds_the_writer, open_whole, close_ends),
+        cmocka_unit_test_setup_teardown(test_parity_of_many_blocks_is_bounded, open_whole, close_ends),
+        cmocka_unit_test_setup_teardown(test_hostile_datagrams_are_refused, open_whole, close_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

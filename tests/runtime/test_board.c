@@ -252,6 +252,8 @@ static void test_page_of_a_split_server(void **state)
         struct aq_board_client *client = &now.client[i];
         *client =
             (struct aq_board_client){.bytes = NAN, .loss = 2.0 + i, .accuracy = i == 1 ? (double)NAN : 0.5 + 0.125 * i};
+        client->epsilon = i == 2 ? 4.5 : (double)NAN;
+        client->delta = i == 2 ? 1e-6 : (double)NAN;
         snprintf(client->name, sizeof client->name, "c%u", i);
     }
     aq_board_split(board, &now, AQ_BOARD_RUNNING, "");
@@ -261,13 +263,23 @@ static void test_page_of_a_split_server(void **state)
     assert_non_null(strstr(aq_text_of(&page), "<dt>accuracy, mean</dt><dd>0.625 (2 of 3 clients)</dd>"));
     assert_non_null(strstr(aq_text_of(&page), "<p id=\"gone\">The split-server has not answered since <span></span>"));
     assert_null(strstr(aq_text_of(&page), "launcher"));
+    assert_non_null(strstr(aq_text_of(&page), "<th>epsilon</th>"));
+    assert_non_null(strstr(aq_text_of(&page), "<td>4.5000</td></tr>"));
     aq_text_deinit(&page);
+    aq_board_metrics(view, &page);
+    assert_non_null(strstr(aq_text_of(&page), "aqpipe_split_client_epsilon{job=\"both\",client=\"c2\"} 4.5\n"));
+    assert_non_null(strstr(aq_text_of(&page), "aqpipe_split_client_delta{job=\"both\",client=\"c2\"} 1e-06\n"));
+    assert_null(strstr(aq_text_of(&page), "epsilon{job=\"both\",client=\"c1\"}"));
+    aq_text_deinit(&page);
+    for (uint32_t i = 0; i < now.clients; i++)
+        now.client[i].epsilon = NAN; /* no client has noise: no column */
     for (uint32_t i = 0; i < now.clients; i++)
         now.client[i].accuracy = NAN;
     aq_board_split(board, &now, AQ_BOARD_RUNNING, "");
     aq_board_look(board, view);
     aq_board_page(view, &page);
     assert_non_null(strstr(aq_text_of(&page), "<dt>accuracy, mean</dt><dd>&ndash;</dd>"));
+    assert_null(strstr(aq_text_of(&page), "epsilon"));
     aq_text_deinit(&page);
 }
 

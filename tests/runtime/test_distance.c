@@ -121,6 +121,103 @@ static void test_predict_distance_by_hand(void **state)
     }
 }
 
+/*
+ * Three stages and micro-batches, frames of 1 s, nothing else takes time. Frames A, B, C leave stage 0 at 0, 1, 2, and
+ * A's way down both cuts and up the second is 0-1, 1-2, 2-3. On lines of their own B and C are one and two behind: the
+ * step takes 6. A client's line carries C up beside A's gradient from 2 to 4, and C down beside A's gradient from 4 to
+ * 6; B's gradient goes up 4-5 and down 6-7, C's 6-7 and 7-8: the step takes 8, and its bound is 6 frames up.
+ */
+static struct aq_plan *split_plan(const char *batch, const char *more, const char *and, const char *last,
+                                  struct aq_job **job)
+{
+    const char *const sets[] = {
+        batch,
+        more,
+        and,
+        "pipeline.stages=[{layers: 0-2, dials: true}, {layers: 3-4}, {layers: 5-7, dials: true}]",
+        "split.clients=1",
+        "split.server='127.0.0.1:7000'",
+        "security.keys=keys",
+        last,
+        NULL};
+    return plan_of(sets, job);
+}
+
+/* Every frame takes a second on a line of its own, and nothing else takes time but the way. */
+static struct aq_plan_costs second_frames(const struct aq_plan *plan, double latency_s)
+{
+    struct aq_plan_costs costs = {.origin = "test", .cores = 16, .threads = {1, 1, 1}, .rate_mbps = 1e6};
+    for (uint32_t e = 0; e < 2; e++) { /* above 1: frames of a share below would take time to pack */
+        const double second = 1e12 / 8 * plan->micro_batches;
+        costs.forward_share[e] = second / (double)plan->edges[e].step_forward_warm;
+        costs.backward_share[e] = second / (double)plan->edges[e].step_backward;
+        costs.latency_s[e] = latency_s;
+    }
+    costs.forward_share[2] = costs.backward_share[2] = 1;
+    return costs;
+}
+
+static void test_predict_a_shared_line_by_hand(void **state)
+{
+    (void)state;
+    static const char *const own[] = {"train.batch=6", "pipeline.in_flight=3", "link.outage_max=0", "pipeline.stages=3",
+                                      NULL};
+    for (int shared = 0; shared < 2; shared++) {
+        struct aq_job *job;
+        struct aq_plan *plan = shared ? split_plan(own[0], own[1], own[2], NULL, &job) : plan_of(own, &job);
+        const struct aq_plan_costs costs = second_frames(plan, 0);
+        const struct aq_plan_prediction found = predict(plan, &costs);
+        assert_int_equal(plan->micro_batches, 3);
+        if (!near(found.step_s, shared ? 8 : 6)) fail_msg("shared %d: %g s", shared, found.step_s);
+        assert_true(near(found.bound_s, shared ? 6 : 3));
+        assert_string_equal(found.binds, shared ? "the client's line up" : "link 0-1 forward");
+        done(plan, job);
+    }
+}
+
+/* A line is busy from a step's begin on: 16 micro-batches are 32 frames up, and a round trip of 10 s remains. */
+static void test_bound_of_a_shared_line_has_one_round_trip(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = split_plan("train.batch=32", "pipeline.in_flight=16", "pipeline.schedule=1f1b", NULL, &job);
+    const struct aq_plan_costs costs = second_frames(plan, 5);
+    const struct aq_plan_prediction found = predict(plan, &costs);
+    assert_true(near(found.bound_s, 42));
+    assert_string_equal(found.binds, "the client's line up and a round trip");
+    assert_true(found.step_s < 52); /* both round trips, and the line idle in one of them */
+    done(plan, job);
+}
+
+/* The least count whose step is within a twentieth of the fastest: what is more fills the line's queue. */
+static void test_a_shared_line_has_few_micro_batches_in_flight(void **state)
+{
+    (void)state;
+    static const enum aq_schedule_kind kinds[] = {AQ_SCHEDULE_1F1B, AQ_SCHEDULE_GPIPE};
+    struct aq_job *job;
+    struct aq_plan *plan = split_plan("train.batch=64", "link.rate_mbps=1", "link.rtt_ms=80", "link.entropy=off", &job);
+    struct aq_plan_costs costs;
+    double least = HUGE_VAL, chosen, fewer;
+    aq_plan_costs_common(plan, 1, &costs);
+    for (int k = 0; k < 2; k++)
+        for (uint32_t f = 3; f <= 32; f++) {
+            const struct aq_schedule_request request = aq_plan_flight_request(plan, 32, kinds[k], f);
+            double seconds;
+            assert_int_equal(aq_plan_flight_seconds(plan, &costs, &request, false, &seconds), AQ_OK);
+            least = fmin(least, seconds);
+        }
+    struct aq_schedule_request request = aq_plan_flight_request(plan, 32, plan->schedule, plan->in_flight);
+    assert_int_equal(aq_plan_flight_seconds(plan, &costs, &request, false, &chosen), AQ_OK);
+    request.in_flight--;
+    assert_int_equal(aq_plan_flight_seconds(plan, &costs, &request, false, &fewer), AQ_OK);
+    assert_true(plan->in_flight < 16 && chosen <= 1.05 * least && fewer > 1.05 * least);
+    const uint32_t unpacked = plan->in_flight;
+    done(plan, job);
+    plan = split_plan("train.batch=64", "link.rate_mbps=1", "link.rtt_ms=80", NULL, &job);
+    assert_true(plan->in_flight > unpacked && plan->in_flight < 16); /* frames that links pack are smaller */
+    done(plan, job);
+}
+
 /* Replicas meet once: a round trip to average, on which they agree; half of one more for PowerSGD. */
 static void test_predict_distance_of_replicas(void **state)
 {
@@ -415,6 +512,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_predict_distance_by_hand),
+        cmocka_unit_test(test_predict_a_shared_line_by_hand),
+        cmocka_unit_test(test_bound_of_a_shared_line_has_one_round_trip),
+        cmocka_unit_test(test_a_shared_line_has_few_micro_batches_in_flight),
         cmocka_unit_test(test_loss_by_lot_is_as_often_as_it_should_be),
         cmocka_unit_test(test_predict_loss_by_hand),
         cmocka_unit_test(test_loss_bounds_the_windows_of_reno_and_cubic),

@@ -159,7 +159,7 @@ static void test_nobody_talks_to_a_daemon_elsewhere_without_keys(void **state)
     }
     assert_int_equal(aq_control_listen("0.0.0.0:0", true, &door, &port), AQ_OK);
     snprintf(address, sizeof address, "%s:%u", host, port);
-    assert_int_equal(aq_control_greet(address, &held, aq_clock_after(60000000000u), &control), AQ_REFUSED);
+    assert_int_equal(aq_control_meet(address, &held, NULL, aq_clock_after(60000000000u), &control), AQ_REFUSED);
     close(door);
 }
 
@@ -190,7 +190,7 @@ static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
     for (int i = 0; i < TIMES; i++) {
         struct aq_control *control;
         aq_error_clear();
-        assert_int_equal(aq_control_greet(address, &token, aq_clock_after(60000000000u), &control), AQ_CLOSED);
+        assert_int_equal(aq_control_meet(address, &token, NULL, aq_clock_after(60000000000u), &control), AQ_CLOSED);
         /* In the greeting, or before it where the reset has come at once. */
         assert_true(strstr(aq_error_text(), "closed the connection in the greeting") ||
                     strstr(aq_error_text(), "cannot reach the daemon"));

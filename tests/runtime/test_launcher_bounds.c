@@ -5,132 +5,9 @@
  * The launcher's events in this process: two replicas of three stages, twelve steps, a checkpoint every four, an
  * evaluation every three. Lines come as from a daemon.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <signal.h>
 
-#include <cmocka.h>
-
-#include "launcher_private.h"
-#include "message_table.h"
-#include "owned_folder.h"
-#include "remove_tree.h"
-#include "run_folder.h"
-#include "worker.h"
-
-enum { P = 3, W = 2, RANKS = P * W };
-#define NEVER_NS (3600ull * 1000000000) /* nobody is so late here */
-
-static char folder[64], metrics_path[128], trace_path[128], checkpoint[128];
-static struct launcher launcher;
-static struct aq_launch launch;
-static struct aq_launch_result result;
-static struct aq_metrics *metrics;
-static struct aq_progress progress;
-static struct aq_owner owner;
-static int peer;
-
-static void quiet(int level, const char *line, void *context)
-{
-    (void)level;
-    (void)line;
-    (void)context;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    int fds[2];
-    snprintf(folder, sizeof folder, "/tmp/aqpipe-bounds-XXXXXX");
-    if (!mkdtemp(folder)) return -1;
-    snprintf(metrics_path, sizeof metrics_path, "%s/metrics.jsonl", folder);
-    snprintf(trace_path, sizeof trace_path, "%s/trace.json", folder);
-    snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint", folder);
-    aq_log_sink(quiet, NULL);
-    owner = (struct aq_owner){.job = "test", .plan_hash = 0x1234};
-    if (aq_owned_claim_run(folder, AQ_OWNED_MAKE_ALL, &owner, NULL) != AQ_OK) return -1;
-    if (aq_owned_claim(checkpoint, AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &owner) != AQ_OK) return -1;
-    progress = (struct aq_progress){.off = true};
-    const struct aq_metrics_config config = {.path = metrics_path, .stages = RANKS, .mark_every = 4};
-    if (aq_metrics_open(&config, &metrics) != AQ_OK) return -1;
-    launch = (struct aq_launch){
-        .name = "test",
-        .stages = P,
-        .replicas = W,
-        .plan_hash = 0x1234,
-        .run = folder,
-        .id = owner.id,
-        .checkpoint = checkpoint,
-        .trace = trace_path,
-        .keep = 2,
-        .bounds = {.steps = 12, .mark_every = 4, .evaluate_every = 3, .evaluates = true, .trace_bytes = 100},
-        .metrics = metrics,
-        .progress = &progress,
-        .signals = -1};
-    memset(&result, 0, sizeof result);
-    memset(&launcher, 0, sizeof launcher);
-    launcher.launch = &launch;
-    launcher.result = &result;
-    launcher.ranks = RANKS;
-    launcher.host_count = 1;
-    launcher.hosts[0].address = "test";
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) return -1;
-    peer = fds[1];
-    if (aq_control_open(fds[0], &launcher.hosts[0].control) != AQ_OK) return -1;
-    for (int r = 0; r < RANKS; r++)
-        launcher.stages[r].state = STAGE_STARTED;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    for (int r = 0; r < RANKS; r++) {
-        json_decref(launcher.stages[r].report);
-        json_decref(launcher.stages[r].evals);
-    }
-    if (launcher.trace) fclose(launcher.trace);
-    aq_control_close(launcher.hosts[0].control);
-    aq_metrics_close(metrics);
-    close(peer);
-    const bool removed = remove_tree(folder) == 0;
-    aq_log_sink(NULL, NULL);
-    return removed && aq_memory_used() == 0 ? 0 : -1;
-}
-
-/* A line of a worker, as its daemon passes it on. */
-static void say(uint32_t rank, const char *line)
-{
-    char drained[4096];
-    json_t *message = json_loads(line, 0, NULL);
-    assert_non_null(message);
-    json_object_set_new(message, "rank", json_integer(rank));
-    launcher_event(&launcher, &launcher.hosts[0], message);
-    json_decref(message);
-    while (recv(peer, drained, sizeof drained, MSG_DONTWAIT) > 0)
-        continue;
-}
-
-static void say_step(uint32_t rank, uint64_t step, const char *event)
-{
-    char line[200];
-    snprintf(line, sizeof line, "{\"event\":\"%s\",\"step\":%llu,\"loss\":1.5,\"targets\":5}", event,
-             (unsigned long long)step);
-    say(rank, line);
-}
-
-static void begin(void)
-{
-    for (uint32_t r = 0; r < RANKS; r++)
-        say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
-    assert_true(launcher.gone);
-}
+#include "launcher_kit.h"
 
 /* All ranks: steps up to this one, with what the plan has at them. */
 static void train(uint64_t last)
@@ -144,28 +21,6 @@ static void train(uint64_t last)
             say_step(r, step, "mark");
     }
     assert_string_equal(result.cause, "");
-}
-
-static off_t size_of(const char *path)
-{
-    struct stat info;
-    return stat(path, &info) == 0 ? info.st_size : 0;
-}
-
-/* That was it: a cause that names the rank, nothing written, and nothing that it says later counts. */
-static void assert_refused(const char *who, const char *why, uint32_t rank, off_t metrics_bytes)
-{
-    if (launcher.trace) fflush(launcher.trace);
-    if (launcher.cause != CAUSE_OWN || !strstr(result.cause, who) || !strstr(result.cause, why))
-        fail_msg("the cause is '%s', and should say '%s' and '%s'", result.cause, who, why);
-    assert_int_equal(result.status, AQ_PROTO);
-    assert_false(result.transient);
-    assert_int_equal(size_of(metrics_path), metrics_bytes);
-    const uint64_t step = launcher.stages[rank].step;
-    say_step(rank, step + 1, "step");
-    say(rank, "{\"event\":\"trace\",\"text\":\"x\"}");
-    assert_int_equal(launcher.stages[rank].step, step);
-    assert_int_equal(size_of(metrics_path), metrics_bytes);
 }
 
 static void test_what_the_plan_has_is_taken(void **state)
@@ -280,6 +135,19 @@ static void test_lines_out_of_place_are_refused(void **state)
         assert_int_equal(size_of(trace_path), 0);
         if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
     }
+}
+
+/* A client whose first turn was missed: its step 1 is the plan's step 7, in the third epoch of three steps. */
+static void test_epochs_are_of_the_plans_steps(void **state)
+{
+    (void)state;
+    launch.bounds.shift = 6;
+    begin();
+    say(0, "{\"event\":\"step\",\"step\":1,\"epoch\":2}");
+    assert_string_equal(result.cause, "");
+    const off_t bytes = size_of(metrics_path);
+    say(1, "{\"event\":\"step\",\"step\":1,\"epoch\":8}");
+    assert_refused("replica 0 stage 1", "an epoch without steps", 1, bytes);
 }
 
 static void test_lines_with_too_many_fields_are_refused(void **state)
@@ -492,118 +360,7 @@ static void test_stop_lets_another_step_be_the_last(void **state)
     assert_refused("replica 0 stage 0", "sends 'stopping' while it is done", 0, size_of(metrics_path));
 }
 
-static void begin_rounds(uint64_t patience_ns)
-{
-    launch.bounds.steps = 16;
-    launch.bounds.round_steps = 4;
-    launch.bounds.mark_every = 8;
-    launch.bounds.patience_ns = patience_ns;
-    assert_int_equal(launcher_rounds_open(&launcher), AQ_OK);
-    begin();
-}
-
-/* Replicas from `first` on train up to this step, with their rounds. */
-static void train_rounds(uint32_t first, uint64_t last)
-{
-    for (uint64_t step = launcher.stages[first * P].step + 1; step <= last; step++) {
-        for (uint32_t r = first * P; r < RANKS && step % 4 == 0; r++)
-            say_step(r, step, "round");
-        for (uint32_t r = first * P; r < RANKS; r++) {
-            say_step(r, step, "step");
-            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
-        }
-    }
-}
-
-static void test_a_round_ends_without_a_lost_replica(void **state)
-{
-    (void)state;
-    begin_rounds(NEVER_NS);
-    train_rounds(0, 5);
-    assert_int_equal(launcher.rounds.decided, 4);
-    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-    assert_string_equal(result.cause, "");
-    assert_true(launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P - 1));
-    assert_false(launcher_is_lost(&launcher, P));
-    say_step(0, 99, "step"); /* nothing that it says counts, be it wrong, late or of an old state */
-    say_step(0, 4, "round");
-    say_step(P - 1, 8, "mark");
-    say(0, "{\"event\":\"failed\",\"status\":\"closed\",\"text\":\"x\"}");
-    assert_string_equal(result.cause, "");
-    train_rounds(1, 8);
-    assert_int_equal(launcher.rounds.without, 8);
-    assert_int_equal(launcher.stages[0].step, 5);
-    for (uint32_t r = P; r < RANKS; r++) {
-        assert_int_equal(result.mark, 0);
-        say_step(r, 8, "mark");
-    }
-    assert_int_equal(result.mark, 8);
-    assert_non_null(strstr(result.cause, "the round of step 8 ended with 1 of 2 replicas"));
-    assert_true(result.transient);
-}
-
-static void test_a_replica_is_not_left_out_where_its_share_may_be_under_way(void **state)
-{
-    static const struct {
-        uint64_t trained; /* by all; then the rounds of `rounds` ranks for the next step */
-        uint32_t rounds;
-    } cases[] = {{3, RANKS} /* named as a member, and dies: the others average with it */,
-                 {8, 0} /* the checkpoint of step 8 is not complete */,
-                 {13, 0} /* the last round */};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (i > 0) assert_int_equal(setup(state), 0);
-        begin_rounds(NEVER_NS);
-        train_rounds(0, cases[i].trained);
-        for (uint32_t r = 0; r < RANKS && cases[i].trained == 13; r++)
-            say_step(r, 8, "mark");
-        for (uint32_t r = 0; r < cases[i].rounds; r++)
-            say_step(r, cases[i].trained + 1, "round");
-        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-        assert_non_null(strstr(result.cause, "was killed by signal 9"));
-        assert_true(result.transient);
-        if (i + 1 < sizeof cases / sizeof *cases) assert_int_equal(teardown(state), 0);
-    }
-}
-
-static void test_a_late_replica_is_left_out(void **state)
-{
-    (void)state;
-    begin_rounds(1);
-    train_rounds(0, 3);
-    launcher_rounds_turn(&launcher); /* nobody is at the end: nobody is late */
-    assert_int_equal(launcher.rounds.decided, 0);
-    for (uint32_t r = 0; r < P; r++)
-        say_step(r, 4, "round");
-    launcher_rounds_turn(&launcher);
-    assert_true(!launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P));
-    assert_int_equal(launcher.rounds.without, 4);
-    for (uint32_t r = P; r < RANKS; r++)
-        say_step(r, 4, "round"); /* too late */
-    assert_int_equal(launcher.rounds.decided, 4);
-    assert_string_equal(result.cause, "");
-}
-
-static void test_rounds_out_of_place_are_refused(void **state)
-{
-    static const struct {
-        uint64_t trained, patience_ns;
-        const char *line;
-    } wrong[] = {{2, NEVER_NS, "{\"event\":\"round\",\"step\":3}"},
-                 {2, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
-                 {3, 0, "{\"event\":\"round\",\"step\":4}"},
-                 {4, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
-                 {3, NEVER_NS, "{\"event\":\"round\",\"step\":12}"}};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        if (i > 0) assert_int_equal(setup(state), 0);
-        begin_rounds(wrong[i].patience_ns);
-        train_rounds(0, wrong[i].trained);
-        const off_t bytes = size_of(metrics_path);
-        say(P, wrong[i].line);
-        assert_refused("replica 1 stage 0", "comes to a round's end at step", P, bytes);
-        if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
-    }
-}
-
+/* A model is asked: tokens of the last stage, as many as are asked for, and the end when it is told. */
 static void begin_asking(void)
 {
     static json_t *ask;
@@ -617,7 +374,6 @@ static void begin_asking(void)
     launcher.ranks = P;
 }
 
-/* A model is asked: tokens of the last stage, as many as are asked for, and the end when it is told. */
 static void test_an_asking_takes_what_it_asked_for(void **state)
 {
     static const struct {
@@ -783,12 +539,39 @@ static void test_every_field_has_its_type_and_bounds(void **state)
     }
 }
 
+/* Its answer may take 15 s, and 45 s over ssh: whoever asks for the end does not wait for it. */
+static void test_a_signal_does_not_wait_for_a_daemon(void **state)
+{
+    (void)state;
+    static const char *const hosts[] = {AQ_LAUNCH_GUEST};
+    static struct launcher lone;
+    struct aq_launch alone = launch;
+    sigset_t none;
+    int fds[2]; /* nobody answers */
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    assert_int_equal(aq_launch_signals(&alone.signals), AQ_OK);
+    alone.stages = alone.replicas = 1;
+    alone.hosts = hosts;
+    alone.guest = fds[0];
+    lone = (struct launcher){.launch = &alone, .result = &result, .ranks = 1};
+    assert_int_equal(kill(getpid(), SIGTERM), 0);
+    assert_int_equal(hosts_open(&lone), AQ_ABORTED);
+    assert_string_equal(result.cause, "stopped by SIGTERM before the first step");
+    assert_false(result.transient);
+    hosts_close(&lone);
+    close(fds[1]);
+    close(alone.signals);
+    sigemptyset(&none);
+    assert_int_equal(sigprocmask(SIG_SETMASK, &none, NULL), 0);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_what_the_plan_has_is_taken),
         TEST(test_lines_out_of_place_are_refused),
+        TEST(test_epochs_are_of_the_plans_steps),
         TEST(test_lines_with_too_many_fields_are_refused),
         TEST(test_second_of_what_comes_once_is_refused),
         TEST(test_daemon_that_speaks_for_another_is_named),
@@ -798,10 +581,7 @@ int main(void)
         TEST(test_lie_about_a_timed_checkpoint_is_refused),
         TEST(test_stage_hears_of_a_checkpoint_if_they_are_timed),
         TEST(test_stop_lets_another_step_be_the_last),
-        TEST(test_a_round_ends_without_a_lost_replica),
-        TEST(test_a_replica_is_not_left_out_where_its_share_may_be_under_way),
-        TEST(test_a_late_replica_is_left_out),
-        TEST(test_rounds_out_of_place_are_refused),
+        TEST(test_a_signal_does_not_wait_for_a_daemon),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),
         cmocka_unit_test(test_docs_messages_is_up_to_date),

@@ -94,6 +94,7 @@ static void test_manifest_good_gives_its_values(void **state)
     assert_int_equal(aq_job_threads(job, 0, 8), 2);
     assert_int_equal(aq_job_threads(job, 1, 8), 2); /* 8 cores by 3 stages */
     assert_int_equal(aq_job_threads(job, 1, 1), 1);
+    assert_int_equal(aq_job_threads(job, 1, 900), 256); /* more a device refuses */
     assert_int_equal(aq_job_micro_batches(job, 9), 3);
     aq_job_close(job);
 }

@@ -34,7 +34,7 @@ static const char *even_read(const char *text, void *to)
 }
 
 static const struct aq_option options[] = {
-    AQ_ROW_WORD("stat", "what is there"),
+    AQ_ROW_VERB("stat", NULL, "what is there", NULL),
     AQ_ROW_VERB("make", "FOLDER", "make it", "Makes it whole."),
     AQ_ROW_OF("make", FLAG, struct asked, all, "all", NULL, "of everything"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON"),

@@ -82,8 +82,13 @@ static void test_slamb_counts_its_averages_and_dense_tensors(void **state)
     static const char *const sets[][4] = {{"optimizer.sync_every=25", NULL},
                                           {"optimizer.sync_every=25", "optimizer.sync_gradient=true", NULL},
                                           {"optimizer.sync_every=25", "optimizer.dense_below=1000000", NULL},
-                                          {"optimizer.sync_every=30", NULL}}; /* at steps 30, 60, 90 and 100 */
-    static const double shares[] = {0.1 + 1 / 25.0, 0.2 + 1 / 25.0, 1 + 1 / 25.0, 0.1 + 4 / 100.0};
+                                          {"optimizer.sync_every=30", NULL}, /* at steps 30, 60, 90 and 100 */
+                                          {"optimizer.sync_every=25", "optimizer.density_steps=50", NULL},
+                                          {"optimizer.sync_every=25", "optimizer.density_steps=1000", NULL}};
+    /* k falls from 1 to 0.1: the means of 0.1^(t / 50) for t = 1 .. 50, and of 0.1^(t / 1000) for t = 1 .. 100. */
+    static const double shares[] = {
+        0.1 + 1 / 25.0,   0.2 + 1 / 25.0, 1 + 1 / 25.0, 0.1 + 4 / 100.0, (0.3819 + 0.1) / 2 + 1 / 25.0,
+        0.8923 + 1 / 25.0};
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         const char *all[6] = {"train.optimizer=slamb"};
         for (size_t k = 0; sets[i][k]; k++)

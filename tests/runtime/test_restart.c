@@ -111,6 +111,30 @@ static void test_unreadable_checkpoint_gives_way_to_the_older_once(void **state)
     assert_false(aq_restart_due(&restart, &result, folder, &step)); /* and there is none before that one */
 }
 
+static void test_a_replica_returns_where_the_others_reach_it(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *link_host, *address, *first, *second;
+        uint32_t returns;
+    } cases[] = {{"127.0.0.1", NULL, NULL, NULL, 3},
+                 {"127.0.0.1", NULL, "127.0.0.1:7001", "127.0.0.1:7002", 3},
+                 {"127.0.0.1", NULL, "10.0.0.1:7001", "10.0.0.1:7001", 3},
+                 {"127.0.0.1", NULL, "10.0.0.1:7001", "10.0.0.2:7001", 0},
+                 {"127.0.0.1", NULL, NULL, "10.0.0.2:7001", 0},
+                 {"127.0.0.1", "10.0.0.1:9000", "10.0.0.1:7001", "10.0.0.2:7001", 0},
+                 {"0.0.0.0", NULL, "10.0.0.1:7001", "10.0.0.2:7001", 3},
+                 {"0.0.0.0", "127.0.0.1:9000", "10.0.0.1:7001", "10.0.0.2:7001", 0}};
+    const struct aq_restart restart = {.max = 3};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_job_stage stages[2] = {{.host = cases[i].first, .address = cases[i].address},
+                                         {.host = cases[i].second}};
+        struct aq_job job = {.pipeline = {.stage_count = 1, .replicas = 2, .stages = stages},
+                             .link = {.host = cases[i].link_host}};
+        assert_int_equal(aq_restart_returns(&restart, &job), cases[i].returns);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -119,6 +143,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_long_running_counts_and_long_waiting_does_not, each_setup, each_teardown),
         cmocka_unit_test_setup_teardown(test_unreadable_checkpoint_gives_way_to_the_older_once, each_setup,
                                         each_teardown),
+        cmocka_unit_test(test_a_replica_returns_where_the_others_reach_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,6 +238,37 @@ static void test_metrics_join_ranks_in_order(void **state)
     aq_metrics_close(metrics);
 }
 
+/* Of steps that a rank leaves out: null in its place, its share of the samples is missing; and where nobody trained. */
+static void test_metrics_join_steps_that_ranks_leave_out(void **state)
+{
+    (void)state;
+    struct aq_metrics *metrics;
+    const json_t *joined;
+    const struct aq_metrics_config config = {.stages = 2};
+    assert_int_equal(aq_metrics_open(&config, &metrics), AQ_OK);
+    aq_metrics_without(metrics, 1, 1, 3);
+    assert_int_equal(aq_metrics_step(metrics, 0, step_line(1, 1), &joined), AQ_OK);
+    assert_null(joined); /* the step before is waited for */
+    assert_int_equal(aq_metrics_step(metrics, 1, step_line(1, 1), &joined), AQ_OK);
+    assert_non_null(joined);
+    const json_int_t all = json_integer_value(json_object_get(joined, "samples"));
+    assert_int_equal(aq_metrics_step(metrics, 0, step_line(2, 1), &joined), AQ_OK);
+    assert_non_null(joined);
+    assert_true(json_is_null(json_array_get(json_object_get(joined, "stage_seconds"), 1)));
+    assert_int_equal(json_integer_value(json_object_get(joined, "samples")), all / 2);
+    aq_metrics_without(metrics, 0, 0, UINT64_MAX); /* it is lost */
+    assert_int_equal(aq_metrics_step(metrics, 0, NULL, &joined), AQ_OK);
+    assert_non_null(joined);
+    assert_int_equal(json_integer_value(json_object_get(joined, "step")), 3);
+    assert_null(json_object_get(joined, "samples"));
+    assert_int_equal(aq_metrics_step(metrics, 0, NULL, &joined), AQ_OK);
+    assert_null(joined);
+    assert_int_equal(aq_metrics_step(metrics, 1, step_line(4, 1), &joined), AQ_OK);
+    assert_non_null(joined);
+    assert_int_equal(json_integer_value(json_object_get(joined, "samples")), all / 2);
+    aq_metrics_close(metrics);
+}
+
 /* One rank's lines come late, as far as a run may let them: nothing is lost, and the order is kept. */
 static void test_metrics_wait_for_a_rank_that_is_far_behind(void **state)
 {
@@ -326,6 +357,7 @@ int main(void)
         TEST(test_rewind_drops_what_comes_after_and_a_torn_line),
         TEST(test_metrics_of_a_full_disk_end_with_a_whole_line),
         TEST(test_metrics_join_ranks_in_order),
+        TEST(test_metrics_join_steps_that_ranks_leave_out),
         TEST(test_metrics_wait_for_a_rank_that_is_far_behind),
         TEST(test_report_takes_any_json),
         TEST(test_mistyped_word_finds_the_nearest),

@@ -35,7 +35,7 @@
 #include "run_rewind.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-enum { PATIENCE_S = 120, HICCUP_S = 5 }; /* a busy machine may leave out who is well for HICCUP_S */
+enum { PATIENCE_S = 120, HICCUP_S = 5 };
 static const char *daemon_program;
 static char root[64], run[128], checkpoint[160];
 
@@ -390,7 +390,8 @@ static void test_worker_that_floods_ends_the_run_and_fills_no_disk(void **state)
 static void test_worker_that_never_gets_ready_is_a_failure(void **state)
 {
     (void)state;
-    expect_failure_within(4, "steps 9\nmute 1 0\n", "stage 1 has not become ready in time");
+    /* The first that is not ready is named: another one may be late on a busy machine. */
+    expect_failure_within(1, "steps 9\nmute 0 0\n", "stage 0 has not become ready in time");
 }
 
 static void test_missing_daemon_program_is_a_failure(void **state)
@@ -553,62 +554,25 @@ static void test_kill_leaves_nobody(void **state)
 
 /* ---- who neither dies nor goes on ---- */
 
-/* A launch while a child stops one of its processes: 0 worker, 1 daemon, 2 none. Only one deadline can pass. */
-static void expect_noticed(int whom, const char *manifest, const char *cause)
+/*
+ * What tests/simulate_stopped cannot have: a worker that lives, and computes without an end. Nobody else can be blamed:
+ * silence is long, and there is one stage, which a busy machine would have to leave out for HICCUP_S.
+ */
+static void test_who_is_stuck_is_noticed(void **state)
 {
-    const struct aq_watch_config silence = {.silence_ns = HICCUP_S * second_ns};
-    const struct aq_watch_config stall = {.silence_ns = PATIENCE_S * second_ns, .stall_ns = HICCUP_S * second_ns};
-    const struct trial trial = {.manifest = manifest, .stages = 1, .watch = whom == 2 ? stall : silence};
+    (void)state;
     struct aq_launch_result result;
-    int pids[64];
-    const pid_t helper = fork();
-    if (helper == 0) {
-        await_steps(3);
-        _exit(whom == 2 || (read_pids(pids, 64) >= 2 && kill(pids[whom], SIGSTOP) == 0) ? 0 : 1);
-    }
+    const struct trial trial = {
+        .manifest = "steps 1000000\nms 5\nhang 0 7\n",
+        .stages = 1,
+        .watch = {.silence_ns = PATIENCE_S * second_ns, .stall_ns = HICCUP_S * second_ns},
+    };
     launch(&trial, -1, &result);
-    assert_int_equal(await_exit(helper), 0);
     assert_int_equal(result.outcome, AQ_LAUNCH_FAILED);
-    if (!strstr(result.cause, cause)) fail_msg("the cause is '%s', not '%s'", result.cause, cause);
+    if (!strstr(result.cause, "is alive, but in step 7 it computes for ")) fail_msg("the cause is '%s'", result.cause);
     assert_true(result.transient);
     json_decref(result.stages);
     assert_nobody_left(0);
-}
-
-static void test_who_is_stopped_or_stuck_is_noticed(void **state)
-{
-    (void)state;
-    expect_noticed(0, "steps 1000000\nms 5\n", "its process is stopped or hangs");
-    each_setup(state);
-    expect_noticed(1, "steps 1000000\nms 5\n", "the daemon of this machine (pid ");
-    each_setup(state);
-    expect_noticed(2, "steps 1000000\nms 5\nhang 0 7\n", "is alive, but in step 7 it computes for ");
-}
-
-static void stop_the_launcher(uint64_t silence_ns, uint64_t ms, int outcome)
-{
-    const struct aq_watch_config watch = {.silence_ns = silence_ns, .stall_ns = PATIENCE_S * second_ns};
-    const struct trial trial = {.manifest = "steps 400\nms 5\n", .stages = 2, .watch = watch};
-    const pid_t pid = launch_process(&trial);
-    await_steps(3);
-    kill(pid, SIGSTOP);
-    pause_ms(ms);
-    if (ms == 0) assert_nobody_left(pid); /* its daemon gives it up, and the workers with it */
-    kill(pid, SIGCONT);
-    assert_int_equal(await_exit(pid), outcome);
-    assert_nobody_left(0);
-}
-
-static void test_launcher_that_was_stopped_for_a_while_goes_on(void **state)
-{
-    (void)state;
-    stop_the_launcher(HICCUP_S * second_ns, HICCUP_S * 1000 + 500, AQ_LAUNCH_DONE); /* longer than it waits for them */
-}
-
-static void test_launcher_that_stays_stopped_is_given_up(void **state)
-{
-    (void)state;
-    stop_the_launcher(second_ns / 2, 0, AQ_LAUNCH_FAILED);
 }
 
 /* ---- a listening daemon ---- */
@@ -731,7 +695,7 @@ static enum aq_status greet(const char *address, const struct aq_token *token, s
     const uint64_t deadline = aq_clock_after(PATIENCE_S * second_ns);
     enum aq_status status;
     do
-        status = aq_control_greet(address, token, deadline, control);
+        status = aq_control_meet(address, token, NULL, deadline, control);
     while ((status == AQ_CLOSED || status == AQ_IO) && aq_clock_ns() < deadline);
     return status;
 }
@@ -858,10 +822,8 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
 #define TEST(name) cmocka_unit_test_setup(name, each_setup)
     const struct CMUnitTest tests[] = {
-        TEST(test_who_is_stopped_or_stuck_is_noticed),
+        TEST(test_who_is_stuck_is_noticed),
         TEST(test_job_runs_to_its_end),
-        TEST(test_launcher_that_stays_stopped_is_given_up),
-        TEST(test_launcher_that_was_stopped_for_a_while_goes_on),
         TEST(test_rank_whose_lines_come_late_is_waited_for),
         TEST(test_report_is_computed_from_the_metrics),
         TEST(test_worker_that_fails_names_the_cause),

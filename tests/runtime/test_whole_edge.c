@@ -46,7 +46,7 @@ static void test_shared_gradients_out_of_order_are_refused(void **state)
                                              .body = odd == 3 ? NULL : values + at,
                                              .body_bytes = odd == 3 ? 0 : (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
             if (odd >= 1 && odd <= 4 && (odd > 1 || at)) break;
-            while (vectors(&kit)->shared.here < at + count)
+            while (vectors(&kit)->of[AQ_EDGE_SHARED].here < at + count)
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
         }
         if (odd == 5)
@@ -76,11 +76,11 @@ static void test_tied_words_out_of_order_are_refused(void **state)
         setup(&kit);
         const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
         assert_true(most > 8 && most < WORDS / 2);
-        if (odd == 7) assert_int_equal(aq_edge_hold_tied(kit.edge), AQ_OK);
+        if (odd == 7) assert_int_equal(aq_edge_whole_hold(kit.edge, AQ_EDGE_TIED), AQ_OK);
         for (uint64_t at = 0; at < WORDS; at += most) {
             const uint64_t count = WORDS - at < most ? WORDS - at : most;
             const uint32_t said = odd == 5 ? MOST + 1 : odd == 6 && at ? WORDS + 1 : WORDS;
-            if (odd != 7) assert_int_equal(aq_edge_receive_tied(kit.edge, 5, &words), AQ_AGAIN);
+            if (odd != 7) assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_TIED, 5, &words), AQ_AGAIN);
             kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
                                              .flags = odd == 3 ? 5 : 4,
                                              .step = odd == 1 && at ? 6 : 5,
@@ -89,17 +89,17 @@ static void test_tied_words_out_of_order_are_refused(void **state)
                                              .body = values + at,
                                              .body_bytes = (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
             if (odd > 0 && (at || (odd != 1 && odd != 6))) break;
-            while (vectors(&kit)->tied.here < at + count)
+            while (vectors(&kit)->of[AQ_EDGE_TIED].here < at + count)
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
         }
         if (odd > 0) {
             kit_refuses(&kit, AQ_PROTO, "are here", NULL);
         } else {
-            assert_int_equal(aq_edge_receive_tied(kit.edge, 5, &words), AQ_OK);
+            assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_TIED, 5, &words), AQ_OK);
             assert_int_equal(words, WORDS);
-            assert_memory_equal(aq_edge_tied(kit.edge), values, WORDS * sizeof *values);
-            aq_edge_release_tied(kit.edge);
-            assert_int_equal(aq_edge_receive_tied(kit.edge, 6, &words), AQ_AGAIN);
+            assert_memory_equal(aq_edge_whole(kit.edge, AQ_EDGE_TIED), values, WORDS * sizeof *values);
+            aq_edge_whole_release(kit.edge, AQ_EDGE_TIED);
+            assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_TIED, 6, &words), AQ_AGAIN);
         }
         teardown(&kit);
     }
@@ -121,7 +121,7 @@ static void say_summed(struct kit *kit, const float *values, uint64_t count, uin
 
 static void pump_until(struct kit *kit, uint64_t here)
 {
-    while (vectors(kit)->summed.here < here)
+    while (vectors(kit)->of[AQ_EDGE_SUMMED].here < here)
         assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
 }
 
@@ -132,7 +132,10 @@ static void hear_sending(struct kit *kit, uint64_t step, struct aq_frame *frame)
     for (;;) {
         const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
-        const enum aq_status status = vectors(kit)->summed.held ? aq_edge_send_summed(kit->edge, step, false) : AQ_OK;
+        const enum aq_status status =
+            vectors(kit)->of[AQ_EDGE_SUMMED].held
+                ? aq_edge_whole_send(kit->edge, AQ_EDGE_SUMMED, step, vectors(kit)->of[AQ_EDGE_SUMMED].count)
+                : AQ_OK;
         assert_true(status == AQ_OK || status == AQ_AGAIN);
         while (aq_link_poll(kit->pair.link[1], &event) == AQ_OK) {
             assert_int_not_equal(event.kind, AQ_LINK_CLOSED);
@@ -151,20 +154,20 @@ static void test_summed_gradients_come_and_go(void **state)
     static float values[FLOATS] = {1, 2, 3};
     struct kit kit;
     struct aq_frame frame = {0};
-    bool none = true;
+    uint64_t words = 0;
     (void)state;
     kit_shared = 9;
     kit_summed = FLOATS;
     setup(&kit);
     const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
-    assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_AGAIN);
+    assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_SUMMED, 5, &words), AQ_AGAIN);
     kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .step = 5, .body = values, .body_bytes = 36});
     say_summed(&kit, values, FLOATS, 5);
     pump_until(&kit, FLOATS);
-    assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_OK);
-    assert_false(none);
-    assert_memory_equal(aq_edge_summed(kit.edge), values, sizeof values);
-    aq_edge_summed(kit.edge)[FLOATS - 1] = 7;
+    assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_SUMMED, 5, &words), AQ_OK);
+    assert_int_equal(words, FLOATS);
+    assert_memory_equal(aq_edge_whole(kit.edge, AQ_EDGE_SUMMED), values, sizeof values);
+    aq_edge_whole(kit.edge, AQ_EDGE_SUMMED)[FLOATS - 1] = 7;
     for (uint64_t at = 0; at < FLOATS; at += frame.body_bytes / 4) {
         hear_sending(&kit, 5, &frame);
         assert_int_equal(frame.kind, AQ_FRAME_SHARED);
@@ -175,15 +178,15 @@ static void test_summed_gradients_come_and_go(void **state)
         if (at + most >= FLOATS) assert_true(((const float *)frame.body)[FLOATS - at - 1] == 7);
         aq_link_release(kit.pair.link[1], frame.body);
     }
-    assert_false(vectors(&kit)->summed.held);
+    assert_false(vectors(&kit)->of[AQ_EDGE_SUMMED].held);
     float shared[9];
     assert_int_equal(aq_edge_receive_shared(kit.edge, 5, shared), AQ_OK);
     assert_memory_equal(shared, values, sizeof shared);
     kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .flags = 3, .step = 6});
     pump_until(&kit, FLOATS);
-    assert_int_equal(aq_edge_receive_summed(kit.edge, 6, &none), AQ_OK);
-    assert_true(none);
-    assert_int_equal(aq_edge_send_summed(kit.edge, 6, true), AQ_OK);
+    assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_SUMMED, 6, &words), AQ_OK);
+    assert_int_equal(words, 0);
+    assert_int_equal(aq_edge_whole_send(kit.edge, AQ_EDGE_SUMMED, 6, 0), AQ_OK);
     assert_int_equal(kit_hear(&kit, &frame), AQ_OK);
     assert_int_equal(frame.flags, 3);
     assert_int_equal(frame.body_bytes, 0);
@@ -227,17 +230,19 @@ static void test_summed_gradients_out_of_order_or_turn_are_refused(void **state)
         }
         say_summed(&kit, values, before, 5);
         pump_until(&kit, before);
-        if (odds[i].hold) assert_int_equal(aq_edge_hold_summed(kit.edge), AQ_OK);
+        if (odds[i].hold) assert_int_equal(aq_edge_whole_hold(kit.edge, AQ_EDGE_SUMMED), AQ_OK);
         kit_say(&kit, &frame);
         kit_refuses(&kit, AQ_PROTO, odds[i].hold ? "not the other side's turn" : "gradients (flags", NULL);
         teardown(&kit);
     }
     for (int early = 0; early < 2; early++) { /* of another step, or before it was due */
-        bool none;
+        uint64_t words;
         setup(&kit);
         say_summed(&kit, values, FLOATS, 5);
         pump_until(&kit, FLOATS);
-        assert_int_equal(early ? aq_edge_hold_summed(kit.edge) : aq_edge_receive_summed(kit.edge, 6, &none), AQ_PROTO);
+        assert_int_equal(early ? aq_edge_whole_hold(kit.edge, AQ_EDGE_SUMMED)
+                               : aq_edge_whole_receive(kit.edge, AQ_EDGE_SUMMED, 6, &words),
+                         AQ_PROTO);
         const char *text = early ? "arrived too early" : "summed gradients of step 5 arrived in step 6";
         assert_non_null(strstr(aq_error_text(), text));
         teardown(&kit);
@@ -254,7 +259,7 @@ static void test_half_of_the_gradients_and_a_goodbye_are_an_end(void **state)
     (void)state;
     kit_summed = FLOATS;
     for (int whole = 0; whole < 2; whole++) {
-        bool none;
+        uint64_t words;
         setup(&kit);
         const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
         assert_true(most < FLOATS);
@@ -269,7 +274,7 @@ static void test_half_of_the_gradients_and_a_goodbye_are_an_end(void **state)
                 assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
         }
         assert_int_equal(status, whole ? AQ_OK : AQ_CLOSED);
-        if (whole) assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_OK);
+        if (whole) assert_int_equal(aq_edge_whole_receive(kit.edge, AQ_EDGE_SUMMED, 5, &words), AQ_OK);
         teardown(&kit);
     }
     kit_summed = 0;

@@ -13,6 +13,8 @@
 
 enum { SIDE = 8, COLOURS = AQ_AUGMENT_COLOURS, VALUES = SIDE * SIDE * COLOURS, SAMPLES = 3 };
 
+static const float black[COLOURS] = {-1.0f, -0.5f, 0.25f};
+
 static void fill(float images[SAMPLES][VALUES])
 {
     const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 0, 0);
@@ -23,7 +25,7 @@ static void fill(float images[SAMPLES][VALUES])
 static float seen(const struct aq_view *view, const float *image, int y, int x, int colour)
 {
     const int from = y + view->down, at = x + view->right;
-    if (from < 0 || at < 0 || from >= SIDE || at >= SIDE) return -1.0f;
+    if (from < 0 || at < 0 || from >= SIDE || at >= SIDE) return black[colour];
     return image[(from * SIDE + (view->flipped ? SIDE - 1 - at : at)) * COLOURS + colour];
 }
 
@@ -42,7 +44,7 @@ static void test_view_is_the_window_of_the_framed_image(void **state)
                 const struct aq_view view = {.down = down, .right = right, .flipped = flipped == 1};
                 fill(images);
                 fill(was);
-                aq_view_apply(&view, &batch, 1);
+                aq_view_apply(&view, black, &batch, 1);
                 assert_memory_equal(images[0], was[0], sizeof was[0]);
                 assert_memory_equal(images[2], was[2], sizeof was[2]);
                 for (int i = 0; i < VALUES; i++) {
@@ -54,7 +56,7 @@ static void test_view_is_the_window_of_the_framed_image(void **state)
     batch.fields[0].name = "tokens"; /* of what are no images, nothing */
     const struct aq_view view = {.down = 1, .right = 1, .flipped = true};
     fill(images);
-    aq_view_apply(&view, &batch, 1);
+    aq_view_apply(&view, black, &batch, 1);
     assert_memory_equal(images, was, sizeof was);
 }
 
@@ -81,6 +83,41 @@ static void test_views_are_drawn_evenly_and_anew_in_each_epoch(void **state)
         const struct aq_view plain = aq_view_of(&none, 7, 1, sample), flip = aq_view_of(&flips, 7, 1, sample);
         assert_true(plain.down == 0 && plain.right == 0 && !plain.flipped && flip.down == 0 && flip.right == 0);
     }
+}
+
+/* A hole is a square around its middle, as far as it is inside; every pixel is its middle for some sample. */
+static void test_holes_are_grey_squares_at_even_places(void **state)
+{
+    (void)state;
+    static float images[SAMPLES][VALUES], was[SAMPLES][VALUES];
+    struct aq_batch batch = {
+        .samples = SAMPLES, .field_count = 1, .fields = {{"images", AQ_FIELD_F32, VALUES, images}}};
+    uint32_t counts[SIDE][SIDE] = {{0}};
+    for (uint32_t hole = 1; hole <= SIDE + 3; hole++) {
+        const struct aq_augment augment = {.crop = 2, .flip = true, .cutout = hole}, window = {.crop = 2, .flip = true};
+        assert_true(aq_augment_any(&(struct aq_augment){.cutout = hole}));
+        for (uint64_t sample = 0; sample < 1000; sample++) {
+            const struct aq_view view = aq_view_of(&augment, 7, 1, sample), other = aq_view_of(&window, 7, 1, sample);
+            assert_true(view.down == other.down && view.right == other.right && view.flipped == other.flipped);
+            const int y0 = (int)((uint64_t)view.hole_down * SIDE >> 32),
+                      x0 = (int)((uint64_t)view.hole_right * SIDE >> 32);
+            const int from = -(int)(hole / 2), to = from + (int)hole;
+            counts[y0][x0]++;
+            fill(images);
+            fill(was);
+            aq_view_apply(&view, black, &batch, 1);
+            assert_memory_equal(images[0], was[0], sizeof was[0]);
+            assert_memory_equal(images[2], was[2], sizeof was[2]);
+            for (int i = 0; i < VALUES; i++) {
+                const int y = i / COLOURS / SIDE, x = i / COLOURS % SIDE;
+                const bool inside = y >= y0 + from && y < y0 + to && x >= x0 + from && x < x0 + to;
+                const float wanted = inside ? 0.0f : seen(&view, was[1], y, x, i % COLOURS);
+                assert_memory_equal(&images[1][i], &wanted, sizeof wanted);
+            }
+        }
+    }
+    for (int i = 0; i < SIDE * SIDE; i++) /* 11,000 draws: 172 each, the same samples for each size of a hole */
+        assert_in_range(counts[i / SIDE][i % SIDE], 11, 500);
 }
 
 static void test_crop_at_a_cut_is_the_nearest_whole_shift(void **state)
@@ -115,6 +152,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_view_is_the_window_of_the_framed_image),
         cmocka_unit_test(test_views_are_drawn_evenly_and_anew_in_each_epoch),
+        cmocka_unit_test(test_holes_are_grey_squares_at_even_places),
         cmocka_unit_test(test_crop_at_a_cut_is_the_nearest_whole_shift),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

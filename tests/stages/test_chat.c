@@ -126,6 +126,11 @@ static void test_render_pieces_of_jinja(void **state)
         "4None1.5-4");
     expect_text("{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }}{{ f(b='x', a='y') }}", "12yx");
     expect_text("{{ strftime_now('%d %b %Y') }}", "26 Jul 2024");
+    expect_text("{{ messages[0]['pop clear'] is defined }}{{ messages[0][''] is defined }}", "FalseFalse");
+    expect_text("{{ 'aXbX'.rstrip('X') }}{{ ' a'.lstrip() }}{{ 'a.b.c'.rpartition('.')[0] }}{{ 'abab'.rfind('ab') }}"
+                "{{ 'ab'.removesuffix('b') }}{{ 'ab'.endswith('b') }}{{ 'ab'.isupper() }}{{ [2, 1] | min }}"
+                "{{ [0, 3] | reject | list }}",
+                "aXbaa.b2aTrueFalse1[0]");
     expect_text("{% set n = -9223372036854775807 - 1 %}{{ 'a,b'.split(',', n) }}{{ 'a b'.split(none, n) }}"
                 "{{ 'a,b'.rsplit(',', n) }}{{ 'aa'.replace('a', 'b', n) }}{{ 'aa' | replace('a', 'b', n) }}",
                 "['a', 'b']['a', 'b']['a', 'b']bbbb");
@@ -148,7 +153,6 @@ static void test_prompt_asked_for_is_written(void **state)
     aq_chat_text_free(&text);
     assert_string_equal(aq_chat_variable(template, "eos_token"), "</s>");
     assert_null(aq_chat_variable(template, "pad_token"));
-    assert_false(aq_chat_marks_answers(template));
     aq_chat_close(template);
 }
 
@@ -206,6 +210,8 @@ static void test_mistakes_name_line_and_column(void **state)
     expect_refused("{% include 'x' %}", two_turns, AQ_INVAL, "t:1:4: the tag \"include\" is not supported");
     expect_refused("{{ 'a' | center(8) }}", two_turns, AQ_INVAL, "t:1:10: the filter \"center\" is not supported");
     expect_refused("{{ 'a'.zfill(8) }}", two_turns, AQ_INVAL, "str.zfill is not supported");
+    expect_refused("{{ [1].sort() }}", two_turns, AQ_INVAL, "list.sort is not supported");
+    expect_refused("{{ messages[0].setdefault }}", two_turns, AQ_INVAL, "dict.setdefault is not supported");
     expect_refused("{{ raise_exception('roles!') }}", two_turns, AQ_REFUSED, "refuses this conversation: roles!");
     expect_refused("{{ 1 + }}", two_turns, AQ_CORRUPT, "t:1:8: expected an expression");
     expect_refused("\xFF", two_turns, AQ_CORRUPT, "t: the template is not UTF-8");

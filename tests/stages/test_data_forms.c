@@ -647,6 +647,12 @@ static void test_the_kind_is_recognised_from_the_file(void **state)
     data_path(folder, "l.jsonl", path);
     config.field = "labels";
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "tsv");
+    data_write_text(folder, "f.csv", "file,text,label\na.c,b,1\n");
+    data_path(folder, "f.csv", path);
+    assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "tsv");
+    config.image.side = 32; /* the model reads images */
+    assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "image_files");
+    config.image.side = 0;
     config.field = NULL;
     static const struct {
         const char *name, *kind;

@@ -99,7 +99,6 @@ static void test_files_follow_each_other(void **state)
     data_write_text(folder, "more.tsv", "l\tx\tt\n1\t\tccc\n");
     assert_int_equal(aq_dataset_open(&config, &data), AQ_OK);
     assert_int_equal(aq_dataset_count(data), 2);
-    assert_int_equal(aq_dataset_id(data, 1), 2);
     expect(data, 0, "bb", 1);
     expect(data, 1, "ccc", 1);
     aq_dataset_close(data);

@@ -12,15 +12,6 @@
  * `job NAME predicted/measured` is the step time that `aqpipe plan --measure` expects, over the measured one, of jobs
  * of several shapes: stages, rates, packing, replicas. Costs are measured before and after each run and the mean of
  * both predictions counts, because the machine may change meanwhile; of three rounds the median.
- *
- * `job dp2pp4 compressed/uncompressed 100mbit` is AQ-SGD with QuantizedAdam (Wang et al. 2022, section 4.3): two
- * replicas of four stages, every link 100 Mbit/s; activations at 3 bits, their gradients at 6, the model's at 4,
- * against fp32 everywhere and as it is, in throughput. Few tokens a step and stages of 3.2 million parameters keep the
- * fp32 run bound by its links, as far as eight workers on this machine's cores let it. The gradients' wire shrinks 8
- * times by their bits (a scale for 4096 values: errors are fed back, and fewer scales leave links more to pack), and by
- * another half as links pack what they carry (link.entropy, off for fp32); `without entropy` is only the codecs. The
- * first epoch, which is not counted, is also the optimizer's warm-up. Steps are medians: eight workers share the cores
- * with whatever else the machine does. `loss` compares the mean training loss of the last epoch.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -110,9 +101,7 @@ enum aq_status aq_bench_job_command(const char *folder, char *const *arguments)
 static enum aq_status run_figures(const char *run, struct aq_bench_job_figures *out)
 {
     static double each[STEPS_MAX];
-    double sum = 0;
     uint64_t digest = 0;
-    long losses = 0, epoch = -1;
     char path[PATH_BYTES], line[1 << 16];
     AQ_TRY(aq_run_path(run, "metrics.jsonl", path));
     FILE *file = fopen(path, "r");
@@ -125,15 +114,8 @@ static enum aq_status run_figures(const char *run, struct aq_bench_job_figures *
         if (event && strcmp(event, "step") == 0) {
             const double time = json_number_value(json_object_get(object, "time"));
             const long here = (long)json_integer_value(json_object_get(object, "epoch"));
-            if (here != epoch) {
-                sum = 0;
-                losses = 0;
-            }
-            epoch = here;
             const double loss = json_number_value(json_object_get(object, "loss"));
             digest = aq_digest_seeded(&loss, sizeof loss, digest);
-            sum += loss;
-            losses++;
             if (here == 0) {
                 first = time;
             } else {
@@ -149,7 +131,6 @@ static enum aq_status run_figures(const char *run, struct aq_bench_job_figures *
     const long counted = steps < STEPS_MAX ? steps : STEPS_MAX;
     *out = (struct aq_bench_job_figures){.mean_s = (last - first) / (double)steps,
                                          .median_s = aq_bench_middle(each, (size_t)counted),
-                                         .loss = sum / (double)losses,
                                          .losses = digest};
     return AQ_OK;
 }
@@ -217,35 +198,6 @@ static enum aq_status bench_checkpoint(const struct aq_bench_options *options, c
     aq_bench_emit(options, "job step checkpoint50", with * 1e3, "ms");
     aq_bench_emit(options, "job step no checkpoint", without * 1e3, "ms");
     aq_bench_emit(options, "job checkpoint50/none", with / without, "ratio");
-    return AQ_OK;
-}
-
-static enum aq_status bench_replicas(const struct aq_bench_options *options, const char *folder)
-{
-#define TWO_BY_FOUR                                                                                                    \
-    "pipeline.replicas=2", "model.channels=512", "train.T=8", "train.batch=4", "train.micro_batch=2",                  \
-        "data.train_samples_max=80", "train.epochs=4", "train.lr=1e-4", "cache.kind=memory"
-#define COMPRESSED                                                                                                     \
-    "edges.forward={codec: aqsgd, bits: 3}", "edges.backward={codec: directq, bits: 6}", "train.optimizer=qadam",      \
-        "optimizer.warmup_steps=20", "reduce.codec=q4", "reduce.bucket=4096"
-    static const char *const uncompressed[] = {TWO_BY_FOUR, "edges.forward={codec: raw, precision: fp32}",
-                                               "edges.backward={codec: raw, precision: fp32}", "link.entropy=off",
-                                               NULL};
-    static const char *const compressed[] = {TWO_BY_FOUR, COMPRESSED, NULL};
-    static const char *const codecs_alone[] = {TWO_BY_FOUR, COMPRESSED, "link.entropy=off", NULL};
-#undef COMPRESSED
-#undef TWO_BY_FOUR
-    struct aq_bench_job_figures raw, coded, alone;
-    AQ_TRY(aq_bench_job_figures(folder, "uncompressed", uncompressed, &raw));
-    AQ_TRY(aq_bench_job_figures(folder, "compressed", compressed, &coded));
-    AQ_TRY(aq_bench_job_figures(folder, "codecs", codecs_alone, &alone));
-    aq_bench_emit(options, "job dp2pp4 step uncompressed 100mbit", raw.median_s * 1e3, "ms");
-    aq_bench_emit(options, "job dp2pp4 step compressed 100mbit", coded.median_s * 1e3, "ms");
-    aq_bench_emit(options, "job dp2pp4 step compressed 100mbit without entropy", alone.median_s * 1e3, "ms");
-    aq_bench_emit(options, "job dp2pp4 compressed/uncompressed 100mbit", raw.median_s / coded.median_s, "ratio");
-    aq_bench_emit(options, "job dp2pp4 compressed/uncompressed 100mbit without entropy", raw.median_s / alone.median_s,
-                  "ratio");
-    aq_bench_emit(options, "job dp2pp4 loss compressed/uncompressed", coded.loss / raw.loss, "ratio");
     return AQ_OK;
 }
 
@@ -392,8 +344,7 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
                  {"job pp1 pp2 pp3 pp4 dp2pp2 dp2pp1 qadam4 fp32 packed 20mbit 100mbit step predicted/measured",
                   bench_prediction},
                  {"job step ssd memory ssd/memory", bench_ssd},
-                 {"job step checkpoint50/none no checkpoint", bench_checkpoint},
-                 {"job dp2pp4 step compressed/uncompressed loss 100mbit without entropy", bench_replicas}};
+                 {"job step checkpoint50/none no checkpoint", bench_checkpoint}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == AQ_OK; i++)
         if (aq_bench_wanted(options, parts[i].words)) status = parts[i].run(options, folder);
     return aq_bench_job_end(folder, status);

@@ -22,7 +22,6 @@ enum aq_status aq_bench_job_run(const char *folder, const char *name, const char
 struct aq_bench_job_figures {
     double mean_s;   /* of one step, from the end of the first epoch to the end of the run */
     double median_s; /* of the same steps                                                  */
-    double loss;     /* the mean of the last epoch                                         */
     uint64_t losses; /* digest of every step's loss                                        */
 };
 

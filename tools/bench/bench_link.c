@@ -5,7 +5,8 @@
  * and the pace that is kept against the pace that is asked. The clock of a pace starts when the first body has come, so
  * that it sees the steady flow and not the connection's first burst. At 10 Mbit/s: how much longer than the wire a
  * small frame takes behind a large one, and when it is acknowledged while the other end sends large ones. Under TLS:
- * throughput, and what sealing and opening together cost at 1 Gbit/s beyond the same flow in the clear. Packed: what is
+ * throughput, what sealing and opening together cost at 1 Gbit/s beyond the same flow in the clear, and throughput over
+ * a relay (net/relay.h, a thread of this process) and its ratio to that without one. Packed: what is
  * left of bodies of 4-bit codes, of Gaussian rows and of rows with a heavy tail, what that costs the two ends together,
  * and the flow at 100 Mbit/s against the same without packing.
  */
@@ -13,12 +14,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "aqsgd/codec.h"
 #include "bench.h"
 #include "net/link.h"
+#include "net/relay.h"
 #include "net/tls.h"
 #include "owned_folder.h"
 
@@ -28,10 +31,11 @@ enum { WINDOW = 4, EDGE = 0 };
 struct ends {
     struct aq_eventcount *eventcount;
     struct aq_tls *const *tls; /* of both ends; NULL: in the clear */
+    uint16_t relay;            /* the port of one at which they meet; 0: none */
     struct aq_net *net[2];
     struct aq_link *link[2]; /* 1 sends, 0 receives */
     struct aq_link_config config[2];
-    char address[64];
+    char address[128];
     void *bodies;
     size_t bodies_bytes;
     enum aq_status connected;
@@ -50,8 +54,10 @@ static enum aq_status meet(struct ends *ends)
     uint16_t port;
     const char *const filter = ends->tls ? "tls+" : "";
     snprintf(ends->address, sizeof ends->address, "%stcp://127.0.0.1:0", filter);
+    if (ends->relay)
+        snprintf(ends->address, sizeof ends->address, "%srelay://127.0.0.1:%u?room=%032d", filter, ends->relay, 1);
     AQ_TRY(aq_link_listen(ends->net[0], ends->address, &listener, &port));
-    snprintf(ends->address, sizeof ends->address, "%stcp://127.0.0.1:%u", filter, port);
+    if (!ends->relay) snprintf(ends->address, sizeof ends->address, "%stcp://127.0.0.1:%u", filter, port);
     AQ_TRY(aq_thread_open("connect", connect_run, ends, &thread));
     const enum aq_status accepted = aq_link_accept(listener, &ends->config[0], SECONDS(10), &ends->link[0]);
     aq_thread_close(thread);
@@ -64,6 +70,7 @@ struct setting {
     uint32_t body_bytes;
     double rate_mbps, seconds;
     enum aq_link_entropy entropy;
+    uint16_t relay;
     bool heals;
     const uint8_t *bodies; /* WINDOW of them; NULL: zeros */
 };
@@ -72,7 +79,7 @@ static enum aq_status open_ends(struct ends *ends, const struct setting *setting
 {
     const uint32_t body_bytes = setting->body_bytes;
     struct aq_tls *const *tls = setting->tls;
-    *ends = (struct ends){.tls = tls, .bodies_bytes = (size_t)body_bytes * WINDOW};
+    *ends = (struct ends){.tls = tls, .relay = setting->relay, .bodies_bytes = (size_t)body_bytes * WINDOW};
     AQ_TRY(aq_eventcount_open(&ends->eventcount));
     AQ_TRY(aq_map(ends->bodies_bytes, &ends->bodies));
     if (setting->bodies) memcpy(ends->bodies, setting->bodies, ends->bodies_bytes);
@@ -317,6 +324,9 @@ static enum aq_status bench_passing(const struct aq_bench_options *options)
 
 /* ---- under TLS ---- */
 
+static const char sealed_cases[] = "link tls loopback cpu 1 Gbit/s cpu, both ends paced 1000mbit measured/asked",
+                  relay_cases[] = "link tls relay loopback cpu relay/direct";
+
 static enum aq_status make_identities(const char *folder, struct aq_tls *tls[2])
 {
     const int64_t now = (int64_t)time(NULL);
@@ -355,13 +365,68 @@ static enum aq_status bench_sealed(const struct aq_bench_options *options, struc
     return AQ_OK;
 }
 
+/* ---- over a relay ---- */
+
+struct relay {
+    struct aq_relay *relay;
+    struct aq_thread *thread;
+    int stop;
+    uint16_t port;
+};
+
+static void relay_run(void *context)
+{
+    const struct relay *relay = context;
+    (void)aq_link_relay_run(relay->relay, relay->stop); /* an end that it fails has the reason */
+}
+
+static enum aq_status relay_open(struct relay *relay)
+{
+    const struct aq_relay_config config = {.listen = "127.0.0.1:0", .connections = AQ_RELAY_CONNECTIONS_MAX};
+    relay->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (relay->stop < 0) return aq_fail_errno("bench", "cannot make an eventfd");
+    AQ_TRY(aq_link_relay_open(&config, &relay->relay, &relay->port));
+    return aq_thread_open("relay", relay_run, relay, &relay->thread);
+}
+
+static enum aq_status relay_close(struct relay *relay)
+{
+    if (relay->thread && eventfd_write(relay->stop, 1) != 0) return aq_fail_errno("bench", "cannot stop the relay");
+    aq_thread_close(relay->thread);
+    aq_link_relay_close(relay->relay);
+    if (relay->stop >= 0) close(relay->stop);
+    return AQ_OK;
+}
+
+/* By turns without and with it; the best of each counts. */
+static enum aq_status bench_relayed(const struct aq_bench_options *options, struct aq_tls *const *tls)
+{
+    struct relay relay = {.stop = -1};
+    struct measured direct = {0}, relayed = {0};
+    enum aq_status status = relay_open(&relay);
+    for (int i = 0; i < (options->quick ? 1 : 3) && status == AQ_OK; i++) {
+        struct setting setting = {.tls = tls, .body_bytes = 1 << 20, .seconds = options->quick ? 0.25 : 1};
+        status = bench_flow_best(&setting, &direct);
+        setting.relay = relay.port;
+        if (status == AQ_OK) status = bench_flow_best(&setting, &relayed);
+    }
+    const enum aq_status closed = relay_close(&relay);
+    AQ_TRY(status);
+    AQ_TRY(closed);
+    aq_bench_emit(options, "link tls relay loopback", relayed.bytes_per_s * 1e-9, "GB/s");
+    aq_bench_emit(options, "link tls relay loopback cpu", relayed.cores, "cores");
+    aq_bench_emit(options, "link tls relay/direct", relayed.bytes_per_s / direct.bytes_per_s, "ratio");
+    return AQ_OK;
+}
+
 static enum aq_status bench_tls(const struct aq_bench_options *options)
 {
     char folder[] = "/tmp/aqpipe-bench-XXXXXX";
     struct aq_tls *tls[2] = {NULL, NULL};
     AQ_TRY(aq_owned_scratch_make(folder));
     enum aq_status status = make_identities(folder, tls);
-    if (status == AQ_OK) status = bench_sealed(options, tls);
+    if (status == AQ_OK && aq_bench_wanted(options, sealed_cases)) status = bench_sealed(options, tls);
+    if (status == AQ_OK && aq_bench_wanted(options, relay_cases)) status = bench_relayed(options, tls);
     aq_tls_close(tls[0]);
     aq_tls_close(tls[1]);
     const enum aq_status removed = aq_owned_scratch_remove(folder, NULL);
@@ -479,7 +544,6 @@ enum aq_status aq_bench_link(const struct aq_bench_options *options)
         if (aq_bench_wanted(options, heavy ? "link packed q4 heavy bytes left cpu, both ends 100mbit packed/plain"
                                            : "link packed q4 gaussian bytes left cpu, both ends 100mbit packed/plain"))
             AQ_TRY(bench_packed(options, heavy));
-    if (!aq_bench_wanted(options, "link tls loopback cpu 1 Gbit/s cpu, both ends paced 1000mbit measured/asked"))
-        return AQ_OK;
+    if (!aq_bench_wanted(options, sealed_cases) && !aq_bench_wanted(options, relay_cases)) return AQ_OK;
     return bench_tls(options);
 }

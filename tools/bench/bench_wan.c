@@ -26,6 +26,9 @@
  * get there, and what the last one needs to come back. Bodies are not packed (link.entropy), because noise does not
  * shrink as activations do.
  *
+ * `wan 100mbit rtt80 relay/direct`: two stages that both dial and meet at a relay half way (40 ms from each), over the
+ * same two with a link of 80 ms between them, by sequences per second.
+ *
  * `wan lost cache 1000 messages rtt80 time/bytes`: two stages around one block, 1000 samples, each with a message. An
  * epoch with both caches, and one after the loss of the second stage's: the extra time, over the time of the messages'
  * bytes.
@@ -52,6 +55,7 @@
 
 enum {
     ENDS = 4,
+    RELAY = ENDS, /* behind the daemons; it is at the last end */
     SETS = 32,
     SET_BYTES = 512,
     BATCH = 16,
@@ -102,6 +106,7 @@ static const struct job jobs[] = {
     {"100mbit rtt300 quic", {100, 300, 0, NULL}, FOUR, QUIC, false, true},
 };
 enum { JOBS = sizeof jobs / sizeof jobs[0], JOBS_QUICK = 1 };
+static const char RELAY_CASE[] = "wan 100mbit rtt80 relay/direct", OVER_RELAY[] = "link.relay=10.79.0.4:7900";
 static const char STALE_CASE[] = "wan 100mbit rtt80 staleness1/rtt0",
                   STALE_TIMED_CASE[] = "wan 100mbit rtt80 timed staleness1/rtt0",
                   LOST_CASE[] = "wan lost cache 1000 messages rtt80 time/bytes";
@@ -109,7 +114,7 @@ static const char STALE_CASE[] = "wan 100mbit rtt80 staleness1/rtt0",
 struct wan {
     const struct aq_bench_options *options;
     char folder[AQ_BENCH_PATH_BYTES], keys[AQ_BENCH_PATH_BYTES];
-    pid_t daemons[ENDS];
+    pid_t daemons[ENDS + 1];
     double near_s; /* of a step, the mean; 0: not measured */
     uint64_t near_losses;
     double least, most;         /* predicted/measured */
@@ -184,11 +189,13 @@ static void become_daemon(const struct wan *wan, uint32_t end, const char *port_
     char program[AQ_RUN_PATH_BYTES], address[48], host[32];
     snprintf(host, sizeof host, "10.79.0.%u", end + 1);
     snprintf(address, sizeof address, "%s:7700", host);
-    const char *const arguments[] = {"aqpiped", "--listen", address,       "--keys",  wan->keys,
-                                     "--host",  host,       "--port-file", port_file, NULL};
+    const char *const daemon[] = {"aqpiped", "--listen", address,       "--keys",  wan->keys,
+                                  "--host",  host,       "--port-file", port_file, NULL};
+    const char *const relay[] = {"aqpiped", "--relay", strchr(OVER_RELAY, '=') + 1, "--port-file", port_file, NULL};
+    const char *const *arguments = end == RELAY ? relay : daemon;
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     (void)signal(SIGPIPE, SIG_DFL);
-    if (!aq_program_beside("aqpiped", program) || aq_wan_enter(end) != AQ_OK) _exit(125);
+    if (!aq_program_beside("aqpiped", program) || aq_wan_enter(end == RELAY ? ENDS - 1 : end) != AQ_OK) _exit(125);
     if (wan->timed && !tell_times(wan, end)) _exit(125);
     if (null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0) _exit(125);
     execv(program, (char *const *)(uintptr_t)arguments);
@@ -220,7 +227,7 @@ static enum aq_status start_daemon(struct wan *wan, uint32_t end)
 
 static void stop_daemons(struct wan *wan)
 {
-    for (uint32_t end = 0; end < ENDS; end++) {
+    for (uint32_t end = 0; end <= RELAY; end++) {
         if (wan->daemons[end] <= 0) continue;
         (void)kill(wan->daemons[end], SIGTERM);
         while (waitpid(wan->daemons[end], NULL, 0) < 0 && errno == EINTR)
@@ -269,6 +276,12 @@ static uint32_t stages_of(const struct job *job)
     return count;
 }
 
+/* Its stages meet at the relay, each at the network's distance from it. */
+static bool over_relay(const struct job *job)
+{
+    return job->more == OVER_RELAY;
+}
+
 /* at: each stage at its end; else here, in a plan that must have one host and its cores. */
 static void add_stages(struct sets *sets, const struct job *job, bool at)
 {
@@ -276,9 +289,10 @@ static void add_stages(struct sets *sets, const struct job *job, bool at)
     size_t used = 0;
     for (uint32_t i = 0; i < stages_of(job); i++) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s{layers: '%s'", i ? ", " : "", job->layers[i]);
-        if (at)
-            used += (size_t)snprintf(text + used, sizeof text - used,
-                                     ", host: 'tcp://10.79.0.%u:7700', address: '10.79.0.%u:7800'", i + 1, i + 1);
+        if (at) used += (size_t)snprintf(text + used, sizeof text - used, ", host: 'tcp://10.79.0.%u:7700'", i + 1);
+        if (at && over_relay(job)) used += (size_t)snprintf(text + used, sizeof text - used, ", dials: true");
+        if (at && !over_relay(job))
+            used += (size_t)snprintf(text + used, sizeof text - used, ", address: '10.79.0.%u:7800'", i + 1);
         used += (size_t)snprintf(text + used, sizeof text - used, "}");
     }
     add_set(sets, "pipeline.stages=[%s]", text);
@@ -329,8 +343,10 @@ static enum aq_status plan_job(const struct wan *wan, const struct job *job, boo
 static enum aq_status run_job(const struct wan *wan, const struct job *job, struct aq_bench_job_figures *out)
 {
     static struct sets sets;
+    struct network way = job->network;
+    if (over_relay(job)) way.rtt_ms *= 2; /* there and on */
     make_sets(wan, job, true, &sets);
-    add_distance(&sets, &job->network);
+    add_distance(&sets, &way);
     AQ_TRY(tell_network(&job->network));
     return aq_bench_job_figures(wan->folder, "run", sets.of, out);
 }
@@ -479,6 +495,22 @@ static enum aq_status bench_stale(struct wan *wan)
     return AQ_OK;
 }
 
+static enum aq_status bench_relay(struct wan *wan)
+{
+    const struct job direct = {.network = {100, 80, 0, NULL}, .layers = TWO};
+    const struct job relayed = {.network = {100, 40, 0, NULL}, .layers = TWO, .more = OVER_RELAY};
+    struct aq_bench_job_figures figures[2];
+    if (!aq_bench_wanted(wan->options, RELAY_CASE)) return AQ_OK;
+    if (wan->daemons[RELAY] == 0) AQ_TRY(start_daemon(wan, RELAY));
+    AQ_TRY(run_job(wan, &direct, &figures[0]));
+    AQ_TRY(run_job(wan, &relayed, &figures[1]));
+    if (figures[0].losses != figures[1].losses)
+        return aq_fail(AQ_MISMATCH, "bench", "over the relay the losses are other ones");
+    aq_bench_emit(wan->options, "wan 100mbit rtt80 relay sequences/s", BATCH / figures[1].median_s, "1/s");
+    aq_bench_emit(wan->options, RELAY_CASE, figures[0].median_s / figures[1].median_s, "ratio");
+    return AQ_OK;
+}
+
 /* ---- a lost cache ---- */
 
 /* Seconds of all steps of that epoch; *fetched: messages that came from a neighbour in it. */
@@ -579,6 +611,7 @@ static enum aq_status bench_all(struct wan *wan)
 {
     AQ_TRY(start_daemons(wan));
     AQ_TRY(bench_jobs(wan, false));
+    AQ_TRY(bench_relay(wan));
     AQ_TRY(bench_lost(wan));
     return bench_jobs(wan, true);
 }

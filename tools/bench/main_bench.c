@@ -74,7 +74,7 @@ static const char *device_read(const char *text, void *to)
 }
 
 static const struct aq_option options[] = {
-#define AQ_BENCH(name, help) AQ_ROW_WORD(#name, help),
+#define AQ_BENCH(name, help) AQ_ROW_VERB(#name, NULL, help, NULL),
 #include "benches.def"
     AQ_ROW(FLAG, struct aq_bench_options, json, "json", NULL,
            "one object per line: {\"case\": ..., \"value\": ..., \"unit\": ...}; errors, too"),
@@ -90,15 +90,9 @@ static const struct aq_option options[] = {
     AQ_ROW_OF("allreduce all", FLAG, struct aq_bench_options, full, "full", NULL,
               "make nothing smaller to save time (5 minutes)"),
     AQ_ROW(TEXT, struct aq_bench_options, only, "only", "TEXT",
-           "the cases with all these words in their names (\"dp2pp4\")"),
-    {.name = "parameters",
-     .kind = AQ_OPTION_U64,
-     .offset = offsetof(struct aq_bench_options, parameters),
-     .value = "N",
-     .min = 1,
-     .max = 17179869184.0,
-     .of = "allreduce all",
-     .help = "that many floats instead of 124439808"},
+           "the cases with all these words in their names (\"ssd\")"),
+    AQ_ROW_MORE(U64, struct aq_bench_options, parameters, "parameters", "N", "that many floats instead of 124439808",
+                .min = 1, .max = 17179869184.0, .of = "allreduce all"),
     AQ_ROW_OF("tokenize all", TEXT, struct aq_bench_options, text, "text", "FILE", "the text that becomes tokens"),
     AQ_ROW_OF("tokenize all", TEXT, struct aq_bench_options, tokenizer, "tokenizer", "FOLDER",
               "the tokenizer's folder (data.tokenizer_path)"),

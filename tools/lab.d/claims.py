@@ -25,7 +25,7 @@ def claim(values, bound, lost=0):
         return False, f"no claim: {len(values)} seeds, {SEEDS_LEAST} are needed"
     if not all(math.isfinite(value) for value in values):
         return False, "no claim: a gap is no number"
-    mean, low, high = interval(values)
+    mean, low, high = (round(one, 2) for one in interval(values))  # as it is printed
     said = f"{mean:+.2f} % [{low:+.2f}, {high:+.2f}], {len(values)} seeds"
     if high < bound:
         return True, f"below {bound:g} %: {said}"

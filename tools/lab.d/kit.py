@@ -1,10 +1,15 @@
 """What tools/convergence and tools/lab share: an output folder that is theirs, runs, and what their metrics say."""
+import ctypes
+import fcntl
 import json
 import math
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 RAW = ["edges.forward.codec=raw", "edges.backward.codec=raw"]
@@ -21,13 +26,38 @@ def entropy_coded(forward, backward, rounding="half_dither"):
             for key in ("codec=ec", f"rate={rate}", f"rounding={rounding}")]
 
 
+LOCKS = []  # open while this process or a run that it started works in the folder
+
+
+class OutOfTime(Exception):
+    """The run was stopped with a checkpoint, because its time was up."""
+
+
 def folder_take(tool, out):
-    """`out` is made, or was left by the same tool: anything else is refused."""
+    """`out` is made, or was left by the same tool: anything else is refused. One process at a time."""
     mark = out / f".aqpipe-{tool}"
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()) and not mark.exists():
-        sys.exit(f"{tool}: {out} holds something that this tool did not leave: choose another folder with --out")
-    mark.touch()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()) and not mark.exists():
+            sys.exit(f"{tool}: {out} holds something that this tool did not leave: choose another folder with --out")
+        lock = mark.open("a", encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"{tool}: {out}: {error.strerror}: choose another folder with --out")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"{tool}: another {tool} works in {out}, or its last run is still ending: wait for it, or choose another folder with --out")
+    LOCKS.append(lock)
+
+
+LIBC = ctypes.CDLL(None)  # loaded here: a child of a process with threads may find a lock taken
+
+
+def ends_with(parent):
+    """In the child: whatever ends the parent ends it, too, with a checkpoint."""
+    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if parent != os.getppid():
+        os._exit(125)
 
 
 def binary_check(tool, folder):
@@ -41,16 +71,38 @@ def run_remove(folder):
         shutil.rmtree(folder)
 
 
-def launch(tool, binaries, manifest, folder, sets, resume=False):
-    """The lines of the run's metrics; None: it diverged."""
-    done = subprocess.run([str(binaries / "aqpipe"), "launch", str(manifest), "--run", str(folder), "--no-progress",
-                           *(["--resume"] if resume else []), *[word for one in sets for word in ("--set", one)]],
-                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if "without a finite gradient" in done.stderr:
+def launch(tool, binaries, manifest, folder, sets, resume=False, until=math.inf):
+    """The lines of the run's metrics; None: it diverged. A run that `until`, a time, or a signal ends leaves a checkpoint."""
+    words = [str(binaries / "aqpipe"), "launch", str(manifest), "--run", str(folder), "--no-progress", *(["--resume"] if resume else []),
+             *[word for one in sets for word in ("--set", one)]]
+    parent = os.getpid()
+    # In a session of its own, so that it hears of Ctrl-C once.
+    run = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, start_new_session=True,
+                           pass_fds=[lock.fileno() for lock in LOCKS], preexec_fn=lambda: ends_with(parent))
+    try:
+        said = run.communicate(timeout=None if until == math.inf else max(0.0, until - time.time()))[1]
+    except subprocess.TimeoutExpired as late:
+        run.terminate()
+        run.communicate()
+        raise OutOfTime from late
+    except BaseException:
+        run.terminate()
+        run.communicate()
+        raise
+    if "without a finite gradient" in said:
         return None
-    if done.returncode:
-        sys.exit(f"{tool}: the run {folder.name} failed:\n{done.stderr[-2000:]}")
+    if run.returncode:
+        sys.exit(f"{tool}: the run {folder.name} failed:\n{said[-2000:]}")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluate(tool, binaries, run, text, samples, way="off"):
+    """What `aqpipe eval` has to say of a run on a set of its own."""
+    done = subprocess.run([str(binaries / "aqpipe"), "eval", str(run), "--data", str(text), "--samples", str(samples), "--codec", way, "--json", "--no-progress"],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        sys.exit(f"{tool}: aqpipe eval {run} failed:\n{done.stderr[-1000:]}")
+    return json.loads(done.stdout)
 
 
 def steps_of(lines):

@@ -48,6 +48,11 @@ def slowed(row, slow):
     return stages, replicas, rate / slow, place, more
 
 
+def host_of(end):
+    """The address at an end of the lab."""
+    return f"10.79.0.{end + 1}"
+
+
 def rank(stages, s, w):
     return w * stages + s
 
@@ -72,7 +77,7 @@ def manifest(folder, name, row, rate, slow, longer=None):
     stages, replicas, _, place, more = row
     places = []
     for s in range(stages):
-        at = [f"10.79.0.{rank(stages, s, w) + 1}" for w in range(replicas)]
+        at = [host_of(rank(stages, s, w)) for w in range(replicas)]
         host, address = [f"tcp://{a}:7700" for a in at], [f"{a}:7800" for a in at]
         places.append({"host": host if replicas > 1 else host[0], "address": address if replicas > 1 else address[0], "threads": 1,
                        "layers": LAYERS[stages][s], "speed": (0.7 if s % 3 == 2 else 1) / (longer[s] if longer else 1)})
@@ -125,19 +130,26 @@ def planned_as_ran(build, folder, row, slow, time, gflops, steps):
     return json.loads(ran(build / "aqpipe", "plan", path, "--json", "--cores", 1, "--gflops", gflops))["time"]["step_s"], max(longer)
 
 
-def daemons(build, folder, row, time):
-    """One at each end, which gives its stage the times that the plan has for it."""
-    stages, replicas = row[:2]
-    hosts = [f"10.79.0.{end + 1}" for end in range(stages * replicas)]
+def daemon_of(build, folder, row, time, end):
+    """The command of the daemon at that end, and what its environment has besides: the times that the plan has for its stage."""
+    host, s = host_of(end), end % row[0]
+    return [str(build / "aqpiped"), "--listen", f"{host}:7700", "--keys", str(folder / "keys"), "--host", host, "--port-file", str(folder / f"port-{end}")], {
+        "AQPIPE_WORKER": str(build / "aqpipe_timed"), "TIMED_FORWARD_MS": str(1e3 * time["forward_s"][s]), "TIMED_BACKWARD_MS": str(1e3 * time["backward_s"][s])}
+
+
+def make_keys(build, folder, row):
+    hosts = [host_of(end) for end in range(row[0] * row[1])]
     ran(build / "aqpipe", "keys", "init", folder / "keys", "--job", "check", "--stages", len(hosts), "--hosts", ",".join(hosts))
+
+
+def daemons(build, folder, row, time):
+    """One at each end."""
+    make_keys(build, folder, row)
     started = []
-    for end, host in enumerate(hosts):
-        s = end % stages
-        own = {**os.environ, "AQPIPE_WORKER": str(build / "aqpipe_timed"), "TIMED_FORWARD_MS": str(1e3 * time["forward_s"][s]),
-               "TIMED_BACKWARD_MS": str(1e3 * time["backward_s"][s])}
+    for end in range(row[0] * row[1]):
+        command, own = daemon_of(build, folder, row, time, end)
         with open(folder / f"daemon-{end}.log", "wb") as log:
-            started.append(subprocess.Popen([str(WANLAB), "exec", str(end), str(build / "aqpiped"), "--listen", f"{host}:7700", "--keys", str(folder / "keys"),
-                                             "--host", host, "--port-file", str(folder / f"port-{end}")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own))
+            started.append(subprocess.Popen([str(WANLAB), "exec", str(end), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **own}))
     for end, daemon in enumerate(started):
         while not (folder / f"port-{end}").exists():
             if daemon.poll() is not None:
@@ -164,16 +176,22 @@ def inside(build, folder, name, slow):
             daemon.terminate()
         for daemon in started:
             daemon.wait(PATIENCE)
+    print(json.dumps(compared(build, folder, name, row, slow, time, gflops)), flush=True)
+
+
+def compared(build, folder, name, row, slow, time, gflops):
+    """What the run in that folder took, and what was predicted."""
+    stages, replicas = row[:2]
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step" and line["epoch"] > 0]
     seconds = [step["seconds"] for step in steps]
     late = sum(path.read_text(errors="replace").count("timed: ") for path in (folder / "run" / "logs").glob("*.log"))
     step_s = statistics.median(seconds)
     as_ran_s, longer = planned_as_ran(build, folder, row, slow, time, gflops, steps)
-    print(json.dumps({"row": name, "workers": stages * replicas, "slow": slow, "step_s": round(step_s, 4), "predicted_s": round(time["step_s"], 4),
-                      "predicted/measured": round(time["step_s"] / step_s, 4), "as_ran/measured": round(as_ran_s / statistics.mean(seconds), 4), "longer": round(longer, 4), "steps": len(seconds),
-                      "least_s": round(min(seconds), 4), "most_s": round(max(seconds), 4), "late_passes": late, "passes": 2 * MICRO * stages * replicas * STEPS * EPOCHS,
-                      "binds": time["binds"]}), flush=True)
+    return {"row": name, "workers": stages * replicas, "slow": slow, "step_s": round(step_s, 4), "predicted_s": round(time["step_s"], 4),
+            "predicted/measured": round(time["step_s"] / step_s, 4), "as_ran/measured": round(as_ran_s / statistics.mean(seconds), 4), "longer": round(longer, 4), "steps": len(seconds),
+            "least_s": round(min(seconds), 4), "most_s": round(max(seconds), 4), "late_passes": late, "passes": 2 * MICRO * stages * replicas * STEPS * EPOCHS,
+            "binds": time["binds"]}
 
 
 def check(tool, build, names, slow):

@@ -1,6 +1,11 @@
-"""Text: what split-audit tries on the activations and gradients of tokens. A row of a matrix is a token's."""
+"""Text: what split-audit tries on the activations and gradients of tokens. A row of a matrix is a token's.
+
+Plain text is cut into blocks of T tokens, and the label of a row is the next token. Of a table (a file .tsv) each row is a sample of its own length,
+of at most T tokens, with one label. known.py is what an attacker makes who has the weights.
+"""
 import json
 import pathlib
+import re
 import struct
 
 import numpy as np
@@ -9,32 +14,94 @@ TOKEN_GAIN, ROWS, CODES, CLASSES = 0.15, 6000, 2048, 10
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-def tokens_of(audit, path):
-    """Bytes; or int32, little-endian, of a file whose name ends in .i32."""
+class Texts:
+    """ids: of each sample its tokens, as many as its matrices have rows; labels: of each sample one per row (plain text, conversations: the next token, -1: not learnt) or one (a table).
+
+    names: of a table whose labels are no numbers, what each label's number stands for in this file."""
+
+    def __init__(self, ids, labels, names=None):
+        self.ids, self.labels, self.names = ids, labels, names
+        self.keys = [each.tobytes() for each in ids]
+
+    def __len__(self):
+        return len(self.ids)
+
+    @property
+    def tokens(self):
+        return max(int(each.max()) for each in self.ids) + 1
+
+
+def bytes_of(audit, path):
     try:
-        data = pathlib.Path(path).read_bytes()
+        return pathlib.Path(path).read_bytes()
     except OSError as error:
         audit.fail(f"{path}: {error.strerror}")
-    if str(path).endswith(".i32") and len(data) % 4 == 0:
-        return np.frombuffer(data, "<i4").astype(np.int64)
-    return np.frombuffer(data, np.uint8).astype(np.int64)
+    return b""
 
 
-def blocks_of(audit, path, T):
-    """(samples, T + 1): the last token of each is the target of the one before it."""
-    tokens = tokens_of(audit, path)
+def tokenizer_of(audit, folder, T):
+    """A function from a text to its first T ids: bytes, or those of FOLDER/tokenizer.json, special tokens around it included."""
+    if not folder:
+        return lambda text: list(text.encode())[:T]
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        print("split-audit: --tokenizer needs the package tokenizers, which is not there", file=audit.sys.stderr)
+        audit.sys.exit(77)
+    place = pathlib.Path(folder) / "tokenizer.json"
+    try:
+        made = Tokenizer.from_file(str(place))
+    except Exception as error:  # the package raises this class itself
+        audit.fail(f"{place}: {error}")
+    made.enable_truncation(T)
+    made.no_padding()
+    return lambda text: made.encode(text).ids
+
+
+def table_of(audit, path, T, tokenizer, columns):
+    lines = bytes_of(audit, path).decode("utf-8", "replace").split("\n")  # not splitlines(): U+2028 ends no row
+    lines = [line.rstrip("\r") for line in lines]
+    names = lines[0].split("\t")
+    if any(column not in names for column in columns):
+        audit.fail(f"{path}:1: columns are {', '.join(names)[:200]}, and --columns {','.join(columns)}")
+    encode, text, label = tokenizer_of(audit, tokenizer, T), *(names.index(column) for column in columns)
+    rows = [line.split("\t") for line in lines[1:] if line]
+    if not rows or any(len(row) != len(names) for row in rows):
+        audit.fail(f"{path}: no rows, or a row without {len(names)} fields")
+    ids = [np.array(encode(row[text]), np.int64) for row in rows]
+    if all(re.fullmatch("[0-9]{1,9}", row[label]) for row in rows):
+        return Texts(ids, np.array([int(row[label]) for row in rows]))
+    kinds = sorted({row[label] for row in rows})
+    return Texts(ids, np.array([kinds.index(row[label]) for row in rows]), kinds)
+
+
+def read(audit, path, asked):
+    if str(path).endswith(".tsv"):
+        return table_of(audit, path, asked.text, asked.tokenizer, asked.columns.split(","))
+    data, T = bytes_of(audit, path), asked.text
+    tokens = np.frombuffer(data, "<i4" if str(path).endswith(".i32") and len(data) % 4 == 0 else np.uint8).astype(np.int64)
     count = (len(tokens) - 1) // T
     if T < 2 or count < 1:
         audit.fail(f"{path}: {len(tokens)} tokens make no block of {T} and one more")
-    return np.stack([tokens[i * T:i * T + T + 1] for i in range(count)])
+    blocks = [tokens[i * T:i * T + T + 1] for i in range(count)]
+    return Texts([block[:-1] for block in blocks], [block[1:] for block in blocks])
 
 
-def make(audit, train, others, out):
-    count = min(len(train), len(others), audit.CANDIDATES)
-    picked = [blocks[np.arange(count) * len(blocks) // count, :-1] for blocks in (train, others)]
-    tokens = np.append(np.stack(picked, 1).ravel(), picked[1][-1, -1])
-    out.write_bytes(tokens.astype("<i4" if out.suffix == ".i32" else np.uint8).tobytes())
-    print(f"{out}: {count} blocks of the training data, and as many others")
+def make(audit, asked, train, others, out):
+    """Members and others in turns. Of a table: its lines."""
+    count = audit.candidates_of(train, others)
+    picked = [np.arange(count) * len(texts) // count for texts in (train, others)]
+    if out.suffix == ".tsv":
+        lines = [[line for line in bytes_of(audit, path).split(b"\n") if line] for path in (asked.data, asked.make[0])]
+        if lines[0][0] != lines[1][0]:
+            audit.fail(f"{asked.make[0]}:1: other columns than {asked.data}")
+        rows = [of[1 + i] for pair in zip(*picked) for of, i in zip(lines, pair)]
+        out.write_bytes(b"\n".join([lines[0][0], *rows]) + b"\n")
+    else:
+        ids = [texts.ids[i] for pair in zip(*picked) for texts, i in zip((train, others), pair)]
+        tokens = np.append(np.concatenate(ids), ids[-1][-1])
+        out.write_bytes(tokens.astype("<i4" if out.suffix == ".i32" else np.uint8).tobytes())
+    print(f"{out}: {count} samples of the training data, and as many others")
 
 
 def embedding(audit, path, columns, vocabulary):
@@ -58,7 +125,7 @@ def embedding(audit, path, columns, vocabulary):
 
 
 def gain(guess, truth):
-    """How much of what the most frequent token leaves: 0 is to say that one always, 1 is every token."""
+    """How much of what the most frequent token leaves: 0 is to guess that one always, 1 is every token."""
     most = np.unique(truth, return_counts=True)[1].max() / len(truth)
     return float(((guess == truth).mean() - most) / max(1 - most, 1e-9))
 
@@ -67,9 +134,20 @@ def unit(rows):
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
 
 
-def nearest(matrices, table):
-    """Of each row the token whose embedding has its direction; what a place adds in all samples is taken off."""
-    rows = (matrices - matrices.mean(0)).reshape(-1, matrices.shape[2])
+def centred(matrices):
+    """Rows of all samples, without what a place adds in all samples that have it."""
+    longest = max(map(len, matrices))
+    sums, counts = np.zeros((longest, matrices[0].shape[1])), np.zeros((longest, 1))
+    for each in matrices:
+        sums[:len(each)] += each
+        counts[:len(each)] += 1
+    mean = sums / np.maximum(counts, 1)
+    mean[counts[:, 0] < 8] = sums.sum(0) / counts.sum()  # too few to tell a place from a sample
+    return np.concatenate([each - mean[:len(each)] for each in matrices])
+
+
+def nearest(rows, table):
+    """Of each row the token whose vector has its direction."""
     codes = unit(table - table.mean(0)).T
     return np.concatenate([(unit(rows[at:at + 512]) @ codes).argmax(1) for at in range(0, len(rows), 512)])
 
@@ -94,56 +172,87 @@ def decoder(known, tokens, asked):
     return names[((asked - centre) / scale @ fits(own, wanted)(best[1]) + mean).argmax(1)]
 
 
-def matrices(seen, kind, samples):
-    rows, columns = seen.shapes[kind]
-    return seen.newest(kind, samples).reshape(len(samples), rows, columns).astype(np.float64)
+def matrices(audit, seen, kind, samples, texts):
+    """Of each sample its matrix, a row per token."""
+    out = [seen.of[kind][sample][-1][1].reshape(-1, seen.columns[kind]).astype(np.float64) for sample in samples]
+    for sample, each in zip(samples, out):
+        if len(each) != len(texts.ids[sample]):
+            audit.fail(f"sample {sample} has {len(each)} rows, and {len(texts.ids[sample])} tokens here: --text is train.T, --tokenizer the job's, "
+                       "--samples of the same job, and split.pad is off")
+    return out
 
 
-def token_attacks(audit, seen, train, candidates, members, weights, draw):
-    T = train.shape[1] - 1
-    shown = {candidates[s].tobytes() for s in seen.of[audit.HELDOUT] if s < len(candidates)}
-    asked = [s for s in sorted(seen.of[audit.ACTIVATION]) if s < len(train) and train[s, :-1].tobytes() not in shown][:ROWS // T]
-    others = [s for s in sorted(seen.of[audit.HELDOUT]) if s < len(candidates) and not members[s]][:ROWS // T]
-    if len(asked) * T < 10 * audit.LEAST or len(others) * T < 10 * audit.LEAST or seen.shapes[audit.ACTIVATION][0] != T:
-        audit.fail(f"{len(asked)} training blocks that are no candidates and {len(others)} held-out ones that were not trained on, of "
-                   f"{seen.shapes[audit.ACTIVATION][0]} rows: an audit needs {10 * audit.LEAST} rows of each (--make), and --text is train.T")
-    sent, truth = matrices(seen, audit.ACTIVATION, asked), train[asked, :-1].ravel()
-    if weights:
-        table = embedding(audit, weights, sent.shape[2], int(max(train.max(), candidates.max())) + 1)
-        marked = table[truth].reshape(sent.shape)
-        marked = marked + draw.standard_normal(sent.shape) * marked.std() / 2
-        yield ("nearest-token", "gain", gain(nearest(sent, table), truth), TOKEN_GAIN, gain(nearest(marked, table), truth),
-               gain(nearest(sent, table), draw.permutation(truth)), f"{len(truth)} tokens, a table of {len(table)}")
-    known, words = matrices(seen, audit.HELDOUT, others).reshape(-1, sent.shape[2]), candidates[others, :-1].ravel()
-    rows = sent.reshape(-1, sent.shape[2])
-    codes = draw.standard_normal((int(max(truth.max(), words.max())) + 1, sent.shape[2]))
-    yield ("token-decoder", "gain", gain(decoder(known, words, rows), truth), TOKEN_GAIN, gain(decoder(codes[words], words, codes[truth]), truth),
-           gain(decoder(known, draw.permutation(words), rows), truth), f"decoder of {len(words)} tokens, tried on {len(truth)}")
+def some(samples, texts, rows):
+    """The first of them, until they have that many rows."""
+    out, total = [], 0
+    for sample in samples:
+        if total >= rows:
+            break
+        out.append(sample)
+        total += len(texts.ids[sample])
+    return out, total
+
+
+def token_attacks(audit, seen, train, candidates, members, asked, known, draw):
+    shown = {candidates.keys[s] for s in seen.of[audit.HELDOUT] if s < len(candidates)}
+    tried, rows_tried = some([s for s in sorted(seen.of[audit.ACTIVATION]) if s < len(train) and train.keys[s] not in shown], train, ROWS)
+    others, rows_others = some([s for s in sorted(seen.of[audit.HELDOUT]) if s < len(candidates) and not members[s]], candidates, ROWS)
+    if min(rows_tried, rows_others) < 5 * audit.LEAST:
+        audit.fail(f"{rows_tried} rows of training samples that are no candidates and {rows_others} of held-out ones that were not trained on: an audit "
+                   f"needs {5 * audit.LEAST} of each (--make)")
+    sent, truth = matrices(audit, seen, audit.ACTIVATION, tried, train), np.concatenate([train.ids[s] for s in tried])
+    rows, columns, vocabulary = np.concatenate(sent), seen.columns[audit.ACTIVATION], max(train.tokens, candidates.tokens)
+    of = f"{len(truth)} tokens"
+
+    def by_table(table, random_table=None):
+        marked = table[truth] + draw.standard_normal(rows.shape) * table.std() / 2
+        direct, shuffled = centred(sent), draw.permutation(truth)
+        untrained = None if random_table is None else gain(nearest(direct, random_table), truth)
+        return (gain(nearest(direct, table), truth), TOKEN_GAIN, gain(nearest(marked, table), truth), gain(nearest(direct, table), shuffled),
+                f"{of}, a table of {len(table)}", untrained)
+    if asked.weights:
+        yield ("nearest-token", "gain", *by_table(embedding(audit, asked.weights, columns, vocabulary)))
+    if known:
+        yield ("nearest-layer", "gain", *by_table(known.table(vocabulary), known.table(vocabulary, untrained=True)))
+    inputs, words = np.concatenate(matrices(audit, seen, audit.HELDOUT, others, candidates)), np.concatenate([candidates.ids[s] for s in others])
+    codes = draw.standard_normal((vocabulary, columns))
+    yield ("token-decoder", "gain", gain(decoder(inputs, words, rows), truth), TOKEN_GAIN, gain(decoder(codes[words], words, codes[truth]), truth),
+           gain(decoder(inputs, draw.permutation(words), rows), truth), f"decoder of {len(words)} tokens, tried on {len(truth)}")
+    if known:
+        yield ("learned-decoder", "gain", *known.decoder_attack(sent, truth, TOKEN_GAIN, gain, draw))
 
 
 def label_attacks(audit, seen, train, draw):
-    """The label of a row is the token that comes next; the classes are those that are most frequent."""
-    T, (rows, columns) = train.shape[1] - 1, seen.shapes.get(audit.GRADIENT, (0, 0))
+    """Of plain text the label of a row is the next token, and classes are the most frequent ones. Of a table it is the sample's; its rows are added."""
     samples = [s for s in sorted(seen.of[audit.GRADIENT]) if s < len(train)]
-    if rows != T or not samples:
-        audit.fail(f"gradients of {rows} rows, of {len(samples)} samples: --text is train.T")
-    labels = train[samples, 1:].ravel()
-    names, counts = np.unique(labels, return_counts=True)
-    classes = names[np.argsort(-counts)][:CLASSES]
-    classes = [c for c in classes if (labels == c).sum() >= 3 * audit.PER_CLASS]
+    if not samples:
+        audit.fail("no gradients of samples of --data")
+    count, columns = min(len(seen.of[audit.GRADIENT][s]) for s in samples), seen.columns[audit.GRADIENT]
+    table = isinstance(train.labels, np.ndarray)
+
+    def visit(v):
+        of = [seen.of[audit.GRADIENT][s][v][1].reshape(-1, columns) for s in samples]
+        return np.stack([each.sum(0) for each in of]) if table else np.concatenate(of)
+    labels = train.labels[samples] if table else np.concatenate([train.labels[s] for s in samples])
+    visits = [visit(v) for v in range(-count, 0)]
+    if len(visits[0]) != len(labels):
+        audit.fail(f"gradients of {len(visits[0])} rows, and {len(labels)} tokens here: --text is train.T, --samples of the same job")
+    names, counts = np.unique(labels[labels >= 0], return_counts=True)
+    classes = [c for c in names[np.argsort(-counts)][:CLASSES] if (labels == c).sum() >= 3 * audit.PER_CLASS]
     kept = np.flatnonzero(np.isin(labels, classes))
     kept = np.sort(draw.permutation(kept)[:ROWS // 2])
     if len(kept) < audit.LEAST or len(classes) < 2:
-        audit.fail(f"{len(kept)} rows of {len(classes)} frequent tokens: an audit needs {audit.LEAST}, of 2")
-    count = min(len(seen.of[audit.GRADIENT][s]) for s in samples)
-    visits = [np.concatenate([seen.of[audit.GRADIENT][s][v][1].reshape(rows, columns) for s in samples])[kept] for v in range(-count, 0)]
+        audit.fail(f"{len(kept)} rows of {len(classes)} frequent labels: an audit needs {audit.LEAST}, of 2")
     numbers = np.searchsorted(np.sort(classes), labels[kept])
-    yield from audit.label_tries(visits, numbers, list(range(len(classes))), draw, f"{len(kept)} tokens of {len(classes)}, {count} visits")
+    yield from audit.label_tries([of[kept] for of in visits], numbers, list(range(len(classes))), draw,
+                                 f"{len(kept)} {'samples' if table else 'tokens'} of {len(classes)} classes, {count} visits")
 
 
-def attacks(audit, seen, train, candidates, weights, draw):
-    trained = {block[:-1].tobytes() for block in train}
-    members = np.array([block[:-1].tobytes() in trained for block in candidates])
+def attacks(audit, seen, train, candidates, asked, known, draw):
+    trained = set(train.keys)
+    members = np.array([key in trained for key in candidates.keys])
     yield from label_attacks(audit, seen, train, draw)
-    yield from token_attacks(audit, seen, train, candidates, members, weights, draw)
+    yield from token_attacks(audit, seen, train, candidates, members, asked, known, draw)
     yield audit.member_attack(seen, candidates, members, draw)
+    if known and known.judges(audit, candidates):
+        yield known.member_attack(audit, seen, candidates, members, draw)

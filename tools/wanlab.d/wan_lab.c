@@ -31,8 +31,10 @@ static const char *const AREA = "wanlab", *const CONGESTION = "/proc/sys/net/ipv
 
 /* FD_CHANGES, then the namespaces: descriptors of the lab. */
 enum { FD_CHANGES = 99, FD_ENDS = 100, READS_AT_ONCE = 64, QUEUE_PACKETS = 10000, GRACE_S = 10, SIGNALS = 4 };
-enum { ASKED_LAB = 1, ASKED_CALLER = 2, MOMENT_NS = 50000000 }; /* who got a signal */
-static const uint32_t NET = 0x0a4f0000;                         /* 10.79.0.0/24     */
+enum { ASKED_LAB = 1, ASKED_CALLER = 2 };              /* who got a signal */
+enum { MOMENT_NS = 50000000, CALLER_NS = 2000000000 }; /* for so long the other may have got it, too */
+#define PASSED_ON SIGRTMIN /* by the caller; its value is the signal. Two equal standard signals would become one */
+static const uint32_t NET = 0x0a4f0000; /* 10.79.0.0/24     */
 
 struct lab {
     const struct aq_wan_lab *wanted;
@@ -271,14 +273,16 @@ static bool was_sent(int code)
 
 /*
  * A signal sent only to the caller or only to the lab is passed on to the command. A signal that both got went to their
- * process group, so the command has it: that is known after a moment.
+ * process group, so the command has it. The lab has its own by the time that the caller's comes, but the caller of a
+ * busy machine may take long.
  */
 static void hear_request(struct lab *lab, const struct signalfd_siginfo *info)
 {
+    const bool by_caller = (int)info->ssi_signo == PASSED_ON;
     if (!was_sent(info->ssi_code)) return;
-    if (lab->asked == 0) lab->asked_ns = aq_clock_after(MOMENT_NS);
-    lab->asked |= info->ssi_code == SI_QUEUE ? ASKED_CALLER : ASKED_LAB;
-    lab->asked_by = (int)info->ssi_signo;
+    lab->asked |= by_caller ? ASKED_CALLER : ASKED_LAB;
+    lab->asked_by = by_caller ? info->ssi_int : (int)info->ssi_signo;
+    lab->asked_ns = aq_clock_after(lab->asked & ASKED_CALLER ? MOMENT_NS : CALLER_NS);
     if (lab->killed_ns == AQ_NEVER) lab->killed_ns = aq_clock_after(GRACE_S * UINT64_C(1000000000));
 }
 
@@ -415,7 +419,7 @@ static enum aq_status await_lab(pid_t process, const sigset_t *signals, int *cod
         if (ended < 0) return aq_fail_errno(AREA, "cannot wait for the lab");
         const int signal = sigwaitinfo(signals, &info);
         if (signal > 0 && signal != SIGCHLD && was_sent(info.si_code))
-            (void)sigqueue(process, signal, (union sigval){0}); /* by which the lab knows it */
+            (void)sigqueue(process, PASSED_ON, (union sigval){.sival_int = signal});
     }
     if (!WIFEXITED(*code)) return aq_fail(AQ_ABORTED, AREA, "the lab was ended by signal %d", WTERMSIG(*code));
     *code = WEXITSTATUS(*code);
@@ -433,6 +437,7 @@ enum aq_status aq_wan_lab_run(const struct aq_wan_lab *wanted, int *code)
     sigemptyset(&signals);
     for (int i = 0; i < SIGNALS; i++)
         sigaddset(&signals, waited[i]);
+    sigaddset(&signals, PASSED_ON);
     int alive[2];
     const int own = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
     if (own < 0 || pipe2(alive, O_CLOEXEC) != 0) return aq_fail_errno(AREA, "cannot start");

@@ -261,11 +261,6 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
     codec->old = aq_arena_take(arena, packs ? codec->layout.values * sizeof(float) : codec->layout.message_bytes);
 }
 
-static size_t staging_bytes(const struct aq_codec *codec)
-{
-    return (size_t)codec->layout.values * sizeof(float);
-}
-
 void aq_codec_rows_use(struct aq_codec *codec, uint32_t rows)
 {
     if (rows == 0) rows = codec->rows_max;
@@ -283,8 +278,8 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     enum aq_status status;
     void *memory = NULL;
     AQ_TRY(aq_codec_config_check(config, rows, columns));
-    AQ_TRY(aq_alloc(sizeof(struct aq_codec), &memory));
-    struct aq_codec *codec = memory;
+    struct aq_codec *codec;
+    AQ_TRY(AQ_NEW(1, &codec));
     codec->member = aq_codec_member_of(config->kind);
     codec->config = *config;
     codec->rows = codec->rows_max = rows;
@@ -306,7 +301,7 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     struct aq_device_info info = {.host_memory = true};
     if (device) aq_device_info(device, &info);
     if (!info.host_memory) {
-        AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, staging_bytes(codec), &memory), out);
+        AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, aq_codec_values_bytes(codec), &memory), out);
         codec->staging = memory;
     }
     if (codec->member->open != NULL) AQ_TRY_GOTO(codec->member->open(codec), out);
@@ -322,7 +317,7 @@ void aq_codec_close(struct aq_codec *codec)
     if (codec == NULL) return;
     aq_codec_remote_close(codec);
     aq_codec_close(codec->inner);
-    if (codec->staging) aq_device_free(codec->device, AQ_MEMORY_PINNED, codec->staging, staging_bytes(codec));
+    if (codec->staging) aq_device_free(codec->device, AQ_MEMORY_PINNED, codec->staging, aq_codec_values_bytes(codec));
     aq_unmap(codec->memory, codec->memory_bytes);
     aq_free(codec);
 }

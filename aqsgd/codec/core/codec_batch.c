@@ -61,9 +61,8 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers)
 {
     enum aq_status status;
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_codec_remote), &memory));
-    struct aq_codec_remote *remote = memory;
+    struct aq_codec_remote *remote;
+    AQ_TRY(AQ_NEW(1, &remote));
     codec->remote = remote;
     remote->launchers = launchers;
     aq_codec_plan_of(codec, &remote->plan);

@@ -10,16 +10,6 @@
 static const char *const BEYOND =
     "a value, or the reference that it is added to, is outside the range that can be stored";
 
-static enum aq_status corrupt(const char *what)
-{
-    return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
-}
-
-static size_t message_row_bytes(const struct aq_codec *codec)
-{
-    return (size_t)codec->columns * (aq_precision_bits(codec->store) / 8);
-}
-
 /* x^ of a plain or keyframe row, then hat and m_out. */
 static bool plain_row(const struct aq_codec_decoder *job, enum aq_codec_precision precision, uint32_t piece,
                       uint32_t row)
@@ -37,7 +27,7 @@ static bool plain_row(const struct aq_codec_decoder *job, enum aq_codec_precisio
     }
     const bool direct = cold && job->m_out != NULL;
     const enum aq_row_kind out_kind = direct ? aq_precision_row(codec->store) : AQ_ROW_NONE;
-    uint8_t *out = direct ? job->m_out + row * message_row_bytes(codec) : NULL;
+    uint8_t *out = direct ? job->m_out + row * aq_codec_row_bytes(codec) : NULL;
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, scratch->levels, n, hat, out, out_kind);
     return peak < aq_store_limit(cold ? codec->store : AQ_PRECISION_FP32);
@@ -110,8 +100,8 @@ static bool dense_row(const struct aq_codec_decoder *job, uint32_t piece, uint32
     const struct aq_quant *quants;
     const enum aq_row_kind kind = warm ? aq_precision_row(codec->store) : AQ_ROW_NONE;
     const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
-    const void *m = warm ? job->m + row * message_row_bytes(codec) : NULL;
-    uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * message_row_bytes(codec);
+    const void *m = warm ? job->m + row * aq_codec_row_bytes(codec) : NULL;
+    uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * aq_codec_row_bytes(codec);
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     uint32_t peak;
     if (!job->scale(job, piece, row, &quants)) return false;
@@ -202,7 +192,7 @@ static enum aq_status run_pieces(struct aq_codec_decoder *job, void (*run)(uint3
     aq_codec_run(job->codec, run, job);
     for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
         failed = failed || job->failed[piece];
-    return failed ? corrupt(BEYOND) : AQ_OK;
+    return failed ? aq_codec_corrupt(BEYOND) : AQ_OK;
 }
 
 enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale_take *scale)
@@ -214,9 +204,10 @@ enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale
 enum aq_status aq_quantizer_decode(struct aq_codec_decoder *job)
 {
     const struct aq_codec_layout *layout = &job->codec->layout;
-    if (!check_scales(job->codec, job->body)) return corrupt("a scale is negative, infinite or not a number");
+    if (!check_scales(job->codec, job->body)) return aq_codec_corrupt("a scale is negative, infinite or not a number");
     if (layout->positions_bytes == 0) return aq_codec_decode_rows(job, row_quants);
-    if (!aq_position_check(layout, job->body + layout->positions_at)) return corrupt("the positions are not valid");
+    if (!aq_position_check(layout, job->body + layout->positions_at))
+        return aq_codec_corrupt("the positions are not valid");
     if (job->hat != NULL) decode_sparse(job);
     return AQ_OK;
 }
@@ -238,9 +229,9 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
         .codec = codec, .body = body, .body_bytes = body_bytes, .hat = hat};
     if (keeps) job.m = m, job.m_out = m_out;
     if (flags != 0 && flags != AQ_CODED_RAW && !(keeps && flags == AQ_CODED_KEYFRAME))
-        return corrupt("it has flags that this codec never sets");
+        return aq_codec_corrupt("it has flags that this codec never sets");
     if (flags == AQ_CODED_RAW) {
-        if (body_bytes != 4 * layout->values) return corrupt("a raw body has the wrong length");
+        if (body_bytes != 4 * layout->values) return aq_codec_corrupt("a raw body has the wrong length");
         if (hat != NULL) memcpy(hat, body, body_bytes);
         return AQ_OK;
     }
@@ -248,7 +239,7 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
     const bool varies = aq_codec_varies(codec, keyframe);
     if (!varies && body_bytes != aq_codec_body_bytes(codec, keyframe))
-        return corrupt("its length is wrong for its kind");
+        return aq_codec_corrupt("its length is wrong for its kind");
     if (keyframe) job.m = NULL;
     if (keyframe && varies) return aq_ec_decode(&job);
     if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);
@@ -262,8 +253,8 @@ enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, si
     if (!aq_store_is_q(codec)) return decode_values(codec, body, body_bytes, flags, m, hat, m_out);
     float *old = (float *)(void *)codec->old, *x = hat == NULL ? old : hat;
     const bool warm = flags == 0 && m != NULL;
-    if (warm && !aq_store_unpack(codec, m)) return corrupt(BEYOND);
+    if (warm && !aq_store_unpack(codec, m)) return aq_codec_corrupt(BEYOND);
     AQ_TRY(decode_values(codec, body, body_bytes, flags, warm ? old : NULL, x, x));
     if (flags == AQ_CODED_RAW || m_out == NULL || aq_store_pack(codec, x, m_out, NULL, NULL)) return AQ_OK;
-    return corrupt(BEYOND);
+    return aq_codec_corrupt(BEYOND);
 }

@@ -823,11 +823,6 @@ static bool centre_read(const struct aq_codec_decoder *job)
     return n % 2 == 0 || codes[n / 2] < AQ_EC_COMMON_LEVELS;
 }
 
-static enum aq_status corrupt(const char *what)
-{
-    return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
-}
-
 enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
@@ -837,22 +832,22 @@ enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     uint32_t entry[2];
     uint64_t bytes = aq_ec_key_from(codec->rows, codec->columns);
-    if (job->body_bytes < bytes) return corrupt("it is shorter than its header");
+    if (job->body_bytes < bytes) return aq_codec_corrupt("it is shorter than its header");
     if (!aq_ec_head_read(job->body, &whole->grid, weights, &escapes) ||
         !aq_rans_table(weights, escapes, &whole->table) ||
         is_marked(job->body, cold ? AQ_EC_COMMON : AQ_EC_CENTRED))
-        return corrupt("its step, levels or frequencies are not valid");
+        return aq_codec_corrupt("its step, levels or frequencies are not valid");
     bytes = aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
     for (uint32_t index = 0; index < chunks; index++)
         bytes += chunk_bytes(codec, job->body, index, entry);
-    if (bytes != job->body_bytes) return corrupt("its chunks do not add up to its length");
+    if (bytes != job->body_bytes) return aq_codec_corrupt("its chunks do not add up to its length");
     if (is_marked(job->body, AQ_EC_CENTRED | AQ_EC_COMMON) && !centre_read(job))
-        return corrupt("a channel's mean is infinite or not a number");
+        return aq_codec_corrupt("a channel's mean is infinite or not a number");
     dither_begin(codec, job->body);
     run_pieces(codec, decode_piece, job);
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
         if (job->failed[piece])
-            return corrupt("a chunk is damaged, or a value is outside the range that can be stored");
+            return aq_codec_corrupt("a chunk is damaged, or a value is outside the range that can be stored");
     return AQ_OK;
 }
 

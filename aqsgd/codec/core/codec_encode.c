@@ -9,11 +9,6 @@
 
 #include "codec_member.h"
 
-static size_t message_row_bytes(const struct aq_codec *codec)
-{
-    return (size_t)codec->columns * (aq_precision_bits(codec->store) / 8);
-}
-
 static bool any_failed(const struct aq_codec_encoder *job)
 {
     bool failed = false;
@@ -84,7 +79,7 @@ static void plain_piece(uint32_t piece, void *context)
         job->failed[piece] = !plain_row(job, precision, piece, row, &writer, &x);
         if (job->failed[piece]) return;
         add_error(job->a + row * n, x, n, &job->sums[piece]);
-        uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * message_row_bytes(codec);
+        uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * aq_codec_row_bytes(codec);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, x, n, hat, out, out_kind);
         job->failed[piece] = peak >= limit;
@@ -178,7 +173,7 @@ static const void *reference_row(const struct aq_codec_encoder *job, uint32_t ro
     static const uint8_t none = 0;
     const bool keeps = aq_codec_keeps(codec);
     *kind = keeps ? aq_precision_row(codec->store) : AQ_ROW_NONE;
-    return keeps ? job->m + row * message_row_bytes(codec) : &none;
+    return keeps ? job->m + row * aq_codec_row_bytes(codec) : &none;
 }
 
 /* A later row of a to fetch, or the last one. */
@@ -386,7 +381,7 @@ static bool dense_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row
     if (!job->scale(job, piece, row, &span, &quants)) return false;
     if (warm && job->m_out != NULL) {
         out_kind = aq_precision_row(codec->store);
-        out = job->m_out + row * message_row_bytes(codec);
+        out = job->m_out + row * aq_codec_row_bytes(codec);
     }
     if (codec->layout.groups_row == 1 && codec->config.rounding == AQ_ROUND_NEAREST && !codec->config.hadamard) {
         double *error2 = job->sums[piece].error2;
@@ -466,9 +461,9 @@ static bool look_at(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, 
     const struct aq_codec *codec = job->codec;
     const size_t n = codec->columns;
     struct aq_span span;
-    codec->kernels->delta(job->a + row * n, job->m + row * message_row_bytes(codec),
-                          aq_precision_row(codec->store), look->d, n, &span, row_sums(job, piece, row),
-                          aq_scale_is_peak(&codec->config), row_ahead(job, row, 1));
+    codec->kernels->delta(job->a + row * n, job->m + row * aq_codec_row_bytes(codec), aq_precision_row(codec->store),
+                          look->d, n, &span, row_sums(job, piece, row), aq_scale_is_peak(&codec->config),
+                          row_ahead(job, row, 1));
     return span.peak < 0x7f800000u && aq_scale_write(&codec->config, aq_scale_choose(&codec->config, &span, n),
                                                      scale_at(job, row), &look->quant);
 }
@@ -481,7 +476,7 @@ static bool rowwise_rows(struct aq_codec_encoder *job, uint32_t piece, uint32_t 
     const enum aq_row_kind kind = aq_precision_row(codec->store);
     const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
     const uint32_t limit = aq_store_limit(codec->store);
-    const size_t n = codec->columns, bytes = message_row_bytes(codec);
+    const size_t n = codec->columns, bytes = aq_codec_row_bytes(codec);
     struct look looks[2] = {{.d = codec->scratch[piece].d}, {.d = codec->scratch[piece].levels}};
     struct aq_code_writer writer;
     aq_code_writer_init(&writer, codec->kernels, codec->scratch[piece].codes,
@@ -750,6 +745,43 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
     return aq_codec_encode_here(codec, a, m, key, body, capacity, hat, m_out, result);
 }
 
+/* |a - m'|^2 of the rows that are measured; `part`: not all are. */
+struct stored {
+    struct aq_codec_encoder *job;
+    bool part;
+};
+
+static void stored_piece(uint32_t piece, void *context)
+{
+    const struct stored *stored = context;
+    struct aq_codec_encoder *job = stored->job;
+    const struct aq_codec *codec = job->codec;
+    const size_t n = codec->columns;
+    float *m = codec->scratch[piece].levels;
+    uint32_t first, end;
+    aq_codec_piece(codec, piece, &first, &end);
+    for (uint32_t row = first; row < end; row++) {
+        struct aq_codec_sums *sums = stored->part ? row_sums(job, piece, row) : &job->sums[piece];
+        if (sums == NULL) continue;
+        codec->kernels->expand(job->m_out + row * aq_codec_row_bytes(codec), aq_precision_row(codec->store), n, m);
+        sums->error2[0] += aq_store_distance2(job->a + row * n, m, n);
+    }
+}
+
+/*
+ * The error of a message in bf16, whose rounding is up to 2^-9 of a value, not of its change: late in a run, when
+ * changes are small, it is the larger error. That of fp16 is 2^-12, and is left out.
+ */
+static double stored_error2(struct aq_codec_encoder *job, bool part)
+{
+    struct stored stored = {.job = job, .part = part};
+    memset(job->head.error2, 0, sizeof job->head.error2);
+    for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
+        memset(job->sums[piece].error2, 0, sizeof job->sums[piece].error2);
+    aq_codec_run(job->codec, stored_piece, &stored);
+    return fold(job, offsetof(struct aq_codec_sums, error2), job->factor);
+}
+
 /* With m and m' in codec->store. */
 static enum aq_status encode_values(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,
                                     void *body, float *hat, void *m_out, struct aq_codec_result *result)
@@ -784,6 +816,8 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
     };
     if (result->sum_error2 < 0.0) result->sum_error2 = 0.0; /* escapes: a difference of what is rounded */
     result->sum_stored2 = result->sum_error2;
+    if (job.m_out != NULL && codec->store == AQ_PRECISION_BF16)
+        result->sum_stored2 = stored_error2(&job, job.factor > 1.0); /* as the other sums */
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
     return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);

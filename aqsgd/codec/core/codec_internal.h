@@ -399,6 +399,7 @@ static inline bool aq_store_is_q(const struct aq_codec *codec)
 bool aq_store_unpack(struct aq_codec *codec, const void *message);
 /* m' = store(x). False where |x| is too large; then it holds rubbish. */
 bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const float *a, double *error2);
+double aq_store_distance2(const float *a, const float *m, size_t n); /* |a - m|^2, in double */
 
 /* ---- codec_topk.c ---- */
 
@@ -461,6 +462,22 @@ static inline void aq_codec_span_of(const struct aq_codec *codec, uint32_t group
     const uint32_t width = codec->config.group == AQ_PER_TILE ? codec->config.tile : codec->columns;
     *first = group * width;
     *end = codec->columns - *first > width ? *first + width : codec->columns;
+}
+
+/* Bytes of one sample's values, as floats, and of a row of m as it is stored. */
+static inline size_t aq_codec_values_bytes(const struct aq_codec *codec)
+{
+    return (size_t)codec->layout.values * sizeof(float);
+}
+
+static inline size_t aq_codec_row_bytes(const struct aq_codec *codec)
+{
+    return (size_t)codec->columns * (aq_precision_bits(codec->store) / 8);
+}
+
+static inline enum aq_status aq_codec_corrupt(const char *what)
+{
+    return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
 }
 
 #endif

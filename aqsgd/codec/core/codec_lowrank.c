@@ -505,33 +505,29 @@ static bool encode(struct aq_codec_encoder *job)
 
 /* ---- the way in ---- */
 
-static enum aq_status corrupt(const char *what)
-{
-    return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
-}
-
 static enum aq_status decode(struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
     const struct places at = places_of(codec);
     float gains[RANK_MAX] = {0};
     uint32_t rank;
-    if (job->body_bytes < HEAD_BYTES) return corrupt("it is shorter than its header");
+    if (job->body_bytes < HEAD_BYTES) return aq_codec_corrupt("it is shorter than its header");
     memcpy(&rank, job->body, HEAD_BYTES);
     if (rank > most_of(codec->config.rank, codec->rows, codec->columns))
-        return corrupt("it has more directions than its edge");
+        return aq_codec_corrupt("it has more directions than its edge");
     const size_t from = HEAD_BYTES + sizeof *gains * rank;
     if (job->body_bytes < from || (rank == 0 && job->body_bytes != from))
-        return corrupt("its length does not fit its rank");
+        return aq_codec_corrupt("its length does not fit its rank");
     memcpy(gains, job->body + HEAD_BYTES, sizeof *gains * rank);
     for (uint32_t i = 0; i < rank; i++)
-        if (!(gains[i] > 0.0f && gains[i] < INFINITY)) return corrupt("a gain is negative, infinite or not a number");
+        if (!(gains[i] > 0.0f && gains[i] < INFINITY))
+            return aq_codec_corrupt("a gain is negative, infinite or not a number");
     if (rank > 0) {
         factors_use(codec, rank);
         AQ_TRY(aq_codec_decode_here(codec->inner, job->body + from, job->body_bytes - from, 0, NULL, at.w_hat, NULL));
     }
     const struct product product = {codec, &at, gains, rank, job->m, job->hat, job->m_out, NULL, job->failed};
-    return product_run(&product) ? AQ_OK : corrupt("a value is outside the range that can be stored");
+    return product_run(&product) ? AQ_OK : aq_codec_corrupt("a value is outside the range that can be stored");
 }
 
 const struct aq_codec_member aq_codec_lowrank = {.about = {.name = "lowrank", .label = "low rank", .varies = true},

@@ -7,21 +7,16 @@
  */
 #include "codec_internal.h"
 
-static size_t values_bytes(const struct aq_codec *codec)
-{
-    return (size_t)codec->layout.values * sizeof(float);
-}
-
 enum aq_status aq_codec_encode_staged(struct aq_codec *codec, const float *a, const void *m,
                                       const struct aq_rng_key *key, void *body, size_t capacity, float *hat,
                                       void *m_out, struct aq_codec_result *result, struct aq_stream *stream)
 {
-    AQ_TRY(aq_device_copy(codec->device, codec->staging, a, values_bytes(codec), stream));
+    AQ_TRY(aq_device_copy(codec->device, codec->staging, a, aq_codec_values_bytes(codec), stream));
     AQ_TRY(aq_device_stream_sync(codec->device, stream));
     float *staged = hat ? codec->staging : NULL;
     AQ_TRY(aq_codec_encode_here(codec, codec->staging, m, key, body, capacity, staged, m_out, result));
     if (!hat) return AQ_OK;
-    AQ_TRY(aq_device_copy(codec->device, hat, codec->staging, values_bytes(codec), stream));
+    AQ_TRY(aq_device_copy(codec->device, hat, codec->staging, aq_codec_values_bytes(codec), stream));
     return aq_device_stream_sync(codec->device, stream); /* the next sample takes the same memory */
 }
 
@@ -31,6 +26,6 @@ enum aq_status aq_codec_decode_staged(struct aq_codec *codec, const void *body, 
     float *staged = hat ? codec->staging : NULL;
     AQ_TRY(aq_codec_decode_here(codec, body, body_bytes, flags, m, staged, m_out));
     if (!hat) return AQ_OK;
-    AQ_TRY(aq_device_copy(codec->device, hat, codec->staging, values_bytes(codec), stream));
+    AQ_TRY(aq_device_copy(codec->device, hat, codec->staging, aq_codec_values_bytes(codec), stream));
     return aq_device_stream_sync(codec->device, stream); /* the next sample takes the same memory */
 }

@@ -87,11 +87,6 @@ uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, 
     return (bits < 16 ? 4 * (uint64_t)scales : 0) + (values * bits + 7) / 8;
 }
 
-bool aq_codec_precision_holds(enum aq_codec_precision precision, float peak)
-{
-    return (aq_bits_of(peak) & 0x7fffffffu) < aq_store_limit(precision);
-}
-
 uint32_t aq_store_limit(enum aq_codec_precision precision)
 {
     if (precision == AQ_PRECISION_FP16) return 0x477ff000u; /* 65520 */
@@ -225,7 +220,7 @@ static void peaks_piece(uint32_t piece, void *context)
     }
 }
 
-static double distance2(const float *a, const float *m, size_t n)
+double aq_store_distance2(const float *a, const float *m, size_t n)
 {
     double sum = 0.0;
     for (size_t i = 0; i < n; i++)
@@ -256,7 +251,7 @@ static void pack_piece(uint32_t piece, void *context)
                                 NULL);
             aq_code_writer_push(&writer, n);
         }
-        job->error2[piece] += distance2(job->a + row * n, scratch->levels, n);
+        job->error2[piece] += aq_store_distance2(job->a + row * n, scratch->levels, n);
     }
     aq_code_writer_flush(&writer);
 }

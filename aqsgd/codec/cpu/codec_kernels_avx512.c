@@ -386,56 +386,19 @@ static void expand(const void *m, enum aq_row_kind m_kind, size_t n, float *out)
     }
 }
 
+/* Of both tables. */
+#define AVX512_KERNELS                                                                                                 \
+    .delta = delta, .span = span_of, .error = error_of, .quantize = quantize, .levels = levels, .update = update,      \
+    .expand = expand, .step = step, .apply = apply, .apply_stream = aq_avx512_apply_stream, .noise = aq_avx512_noise,  \
+    .rotate = scalar_rotate, .ec_quantize = aq_avx512_ec_quantize, .ec_levels = aq_avx512_ec_levels,                   \
+    .ec_dither = aq_avx512_ec_dither, .ec_apply = aq_avx512_ec_apply, .products = scalar_products,                     \
+    .rans_encode = aq_rans_encode_avx2, .rans_decode = aq_rans_decode_avx2
+
 const struct aq_codec_kernels aq_codec_kernels_avx512 = {
-    .name = "avx512",
-    .delta = delta,
-    .span = span_of,
-    .error = error_of,
-    .quantize = quantize,
-    .levels = levels,
-    .update = update,
-    .expand = expand,
-    .step = step,
-    .apply = apply,
-    .apply_stream = aq_avx512_apply_stream,
-    .pack = aq_avx512_pack,
-    .unpack = aq_avx512_unpack,
-    .noise = aq_avx512_noise,
-    .rotate = scalar_rotate,
-    .ec_quantize = aq_avx512_ec_quantize,
-    .ec_levels = aq_avx512_ec_levels,
-    .ec_dither = aq_avx512_ec_dither,
-    .ec_apply = aq_avx512_ec_apply,
-    .products = scalar_products,
-    .rans_encode = aq_rans_encode_avx2,
-    .rans_decode = aq_rans_decode_avx2,
-};
+    .name = "avx512", .pack = aq_avx512_pack, .unpack = aq_avx512_unpack, AVX512_KERNELS};
 
 const struct aq_codec_kernels aq_codec_kernels_vbmi = {
-    .name = "vbmi",
-    .delta = delta,
-    .span = span_of,
-    .error = error_of,
-    .quantize = quantize,
-    .levels = levels,
-    .update = update,
-    .expand = expand,
-    .step = step,
-    .apply = apply,
-    .step_stream = aq_vbmi_step_stream,
-    .apply_stream = aq_avx512_apply_stream,
-    .pack = aq_vbmi_pack,
-    .unpack = aq_vbmi_unpack,
-    .noise = aq_avx512_noise,
-    .rotate = scalar_rotate,
-    .ec_quantize = aq_avx512_ec_quantize,
-    .ec_levels = aq_avx512_ec_levels,
-    .ec_dither = aq_avx512_ec_dither,
-    .ec_apply = aq_avx512_ec_apply,
-    .products = scalar_products,
-    .rans_encode = aq_rans_encode_avx2,
-    .rans_decode = aq_rans_decode_avx2,
-};
+    .name = "vbmi", .step_stream = aq_vbmi_step_stream, .pack = aq_vbmi_pack, .unpack = aq_vbmi_unpack, AVX512_KERNELS};
 
 #else
 typedef int aq_codec_no_avx512; /* ISO C requires something in a file */

@@ -28,12 +28,18 @@ static __device__ double block_sum(double *shared, double x)
     return shared[0];
 }
 
+/* What each of the later measured rows counts for: measure_factor of codec_encode.c. */
+static __device__ double later_weight(const struct aq_cuda_codec_plan &plan, bool part)
+{
+    const uint32_t later = plan.rows - 8;
+    return part ? (double)later / (double)((later + 3) / 8) : 1.0;
+}
+
 /* The live measures: of all rows, or of the sampled ones (codec_encode.c, measure_factor). */
 static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                     uint32_t sample, bool part, double *shared, struct aq_codec_result *out)
 {
-    const uint32_t later = plan.rows - 8;
-    const double factor = part ? (double)later / (double)((later + 3) / 8) : 1.0;
+    const double factor = later_weight(plan, part);
     double sums[4] = {0.0, 0.0, 0.0, 0.0};
     for (uint32_t r = threadIdx.x; r < plan.rows; r += FINISH_BLOCK) {
         if (part && r >= 8 && r % 8 != 4) continue;
@@ -76,6 +82,26 @@ static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const
     out->raw_peak = __uint_as_float(*peak < 0x7f800000u ? *peak : 0x7f800000u);
 }
 
+/* |a - m'|^2 of a message in bf16, by one block: of the rows that are measured. */
+static __device__ void measures_rounded(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                        bool part, double *shared, struct aq_codec_result *out)
+{
+    const uint32_t rows = part ? 8 + (plan.rows - 8 + 3) / 8 : plan.rows;
+    const double factor = later_weight(plan, part);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < rows; i++) {
+        const uint32_t row = part && i >= 8 ? 12 + 8 * (i - 8) : i;
+        const double weight = row < 8 ? 1.0 : factor;
+        for (uint32_t c = threadIdx.x; c < plan.columns; c += FINISH_BLOCK) {
+            const uint64_t e = (uint64_t)row * plan.columns + c;
+            const float m = value_read(plan.store, (const uint8_t *)job.m_out, plan.rows, e, 0.0f);
+            const double left = (double)job.a[e] - (double)m;
+            sum += weight * left * left;
+        }
+    }
+    out->sum_stored2 = block_sum(shared, sum);
+}
+
 /* |a - m'|^2 of a message in Q, by one block. */
 static __device__ void measures_stored(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
                                        double *shared, struct aq_codec_result *out)
@@ -95,9 +121,7 @@ static __device__ void measures_stored(const struct aq_cuda_codec_plan &plan, co
 
 /* Grid (some, samples). */
 __global__ void __launch_bounds__(FINISH_BLOCK)
-    codec_finish_encode(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                        const __grid_constant__ struct job_list list, struct aq_codec_result *results, bool part)
+    codec_finish_encode(CODEC_JOBS, struct aq_codec_result *results, bool part)
 {
     AQ_SHARED(double, shared, [FINISH_BLOCK]);
     AQ_SHARED(uint32_t, peak, [1]);
@@ -119,6 +143,8 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
     else
         measures_sum(plan, mem, blockIdx.y, part, shared, &out);
     if (!raw && plan.packed != 0 && job.m_out != NULL) measures_stored(plan, job, shared, &out);
+    if (!raw && plan.packed == 0 && plan.store == AQ_PRECISION_BF16 && job.m_out != NULL)
+        measures_rounded(plan, job, part, shared, &out);
     if (threadIdx.x == 0) results[job.index] = out;
 }
 

@@ -9,24 +9,13 @@
 
 enum { HEAD_BLOCK = 256, LOADS = 8, AHEAD = 4, SEGMENT = (AQ_EC_BUCKETS + 1 + HEAD_BLOCK - 1) / HEAD_BLOCK };
 
-/* value_read and value_write, in one piece if the message is at a multiple of four bytes. */
+/* value_read, in one piece if the message is at a multiple of four bytes. */
 static __device__ __forceinline__ float message_load(const struct aq_cuda_codec_plan &plan, const void *m, uint64_t e)
 {
     if ((uintptr_t)m % 4 != 0) return value_read(plan.store, (const uint8_t *)m, plan.rows, e, 0.0f);
     if (plan.store == AQ_PRECISION_FP32) return ((const float *)m)[e];
     const uint16_t word = ((const uint16_t *)m)[e];
     return plan.store == AQ_PRECISION_FP16 ? half_to_float(word) : bfloat_to_float(word);
-}
-
-static __device__ __forceinline__ void message_store(const struct aq_cuda_codec_plan &plan, void *m, uint64_t e,
-                                                     float x)
-{
-    if ((uintptr_t)m % 4 != 0)
-        value_write(plan.store, (uint8_t *)m, e, x);
-    else if (plan.store == AQ_PRECISION_FP32)
-        ((float *)m)[e] = x;
-    else
-        ((uint16_t *)m)[e] = plan.store == AQ_PRECISION_FP16 ? half_from_float(x) : bfloat_from_float(x);
 }
 
 /* Is there one? x - 0 and 0 + x are not x where x is -0. */
@@ -420,10 +409,7 @@ static __device__ bool block_head(const struct aq_cuda_codec_plan &plan, const s
     return good;
 }
 
-__global__ void __launch_bounds__(HEAD_BLOCK)
-    codec_ec_head(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                  const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                  const __grid_constant__ struct job_list list, uint32_t round)
+__global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(CODEC_JOBS, uint32_t round)
 {
     AQ_SHARED(uint32_t, counts, [AQ_EC_BUCKETS + 1]);
     AQ_SHARED(uint32_t, shared, [HEAD_BLOCK / WARP]);
@@ -459,11 +445,9 @@ __global__ void __launch_bounds__(HEAD_BLOCK)
 /* ---- rows ---- */
 
 /* levels: of |q| = 0..7, in shared memory. */
-static __device__ __forceinline__ float level_of(const float *levels, float step, int q)
+static __device__ __forceinline__ float level_of(const float *levels, float step, uint32_t size)
 {
-    const int size = q < 0 ? -q : q;
-    const float level = size < AQ_RANS_LEVELS ? levels[size] : __fmul_rn((float)size, step);
-    return q < 0 ? -level : level;
+    return size < AQ_RANS_LEVELS ? levels[size] : __fmul_rn((float)(int)size, step);
 }
 
 static __device__ __forceinline__ float cell_of(uint32_t refine, float unit, uint32_t cell)
@@ -471,24 +455,36 @@ static __device__ __forceinline__ float cell_of(uint32_t refine, float unit, uin
     return __fmul_rn((float)((int)(2 * cell + 1) - (1 << refine)), unit);
 }
 
-/* x^ of a value to hat and m_out; false where the store cannot hold it. */
-static __device__ __forceinline__ bool emit(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                            uint64_t e, float x)
+/* How the values of a row lie in memory. ROW_BYTES: as value_read and value_write take them. */
+enum row_kind { ROW_NONE, ROW_FLOATS, ROW_HALVES, ROW_BFLOATS, ROW_BYTES };
+
+static __device__ __forceinline__ enum row_kind row_kind_of(const struct aq_cuda_codec_plan &plan, const void *m)
 {
-    if (job.hat != NULL) job.hat[e] = x;
-    if (plan.warm && job.m_out != NULL) message_store(plan, job.m_out, e, x);
-    return magnitude_of(x) < plan.limit;
+    if (m == NULL) return ROW_NONE;
+    if ((uintptr_t)m % 4 != 0) return ROW_BYTES;
+    return plan.store == AQ_PRECISION_FP32 ? ROW_FLOATS : plan.store == AQ_PRECISION_FP16 ? ROW_HALVES : ROW_BFLOATS;
 }
 
-/* The data that all values of a row share, loaded once. */
+/* The row that begins with that element; of ROW_BYTES the message. */
+static __device__ __forceinline__ uint8_t *row_at(enum row_kind kind, const void *m, uint64_t first)
+{
+    return (uint8_t *)m + (kind == ROW_FLOATS ? 4 * first : kind == ROW_HALVES || kind == ROW_BFLOATS ? 2 * first : 0);
+}
+
+/* The data that all values of a row share, loaded once; pointers are to the row's first value. */
 struct ec_row {
     const float *centre, *levels;
     float step, inverse, unit, dither;
     uint32_t refine;
-    bool referred, centred, common, noise, dithered;
+    bool against, common, noise, dithered; /* against: there is a reference */
+    enum row_kind reads, writes;           /* the reference, m' */
     struct aq_ec_dither_row numbers;
-    uint64_t first, base; /* its element of the sample; the sample's of scratch */
-    int *beyond;          /* by element of the sample */
+    uint64_t first; /* its element of the sample */
+    const float *a;
+    const uint8_t *reference;
+    float *hat;
+    uint8_t *m_out, *codes, *cells;
+    int *beyond;
 };
 
 static __device__ __forceinline__ struct ec_row ec_row_of(const struct aq_cuda_codec_plan &plan,
@@ -497,8 +493,12 @@ static __device__ __forceinline__ struct ec_row ec_row_of(const struct aq_cuda_c
 {
     struct ec_whole *const whole = whole_of(plan, mem, row.sample);
     const struct aq_ec_grid &grid = whole->grid;
+    const struct aq_cuda_codec_job &job = *row.job;
+    const bool referred = plan.warm && !job.plain, centred = !referred && whole->centred != 0;
     struct ec_row out;
     if (row.lane < AQ_RANS_LEVELS) levels[row.lane] = grid.levels[row.lane];
+    out.first = (uint64_t)row.number * plan.columns;
+    const uint64_t place = row.sample * plan.values + out.first;
     out.centre = centre_of(whole);
     out.levels = levels;
     out.step = grid.step;
@@ -506,24 +506,87 @@ static __device__ __forceinline__ struct ec_row ec_row_of(const struct aq_cuda_c
     out.unit = grid.unit;
     out.dither = grid.dither;
     out.refine = grid.refine;
-    out.referred = plan.warm && !row.job->plain;
-    out.centred = whole->centred != 0;
+    out.against = referred || centred;
     out.common = whole->common != 0;
     out.noise = whole->noise != 0;
     out.dithered = whole->dithered != 0;
     out.numbers = aq_ec_dither_of(&whole->dither, row.number);
-    out.first = (uint64_t)row.number * plan.columns;
-    out.base = row.sample * plan.values;
-    out.beyond = beyond_of(plan, mem, row.sample, row.number / aq_ec_chunk_rows(plan.columns));
+    out.reads = referred ? row_kind_of(plan, job.m) : centred ? ROW_FLOATS : ROW_NONE;
+    out.reference = referred ? row_at(out.reads, job.m, out.first) : (const uint8_t *)out.centre;
+    out.writes = plan.warm ? row_kind_of(plan, job.m_out) : ROW_NONE;
+    out.m_out = row_at(out.writes, job.m_out, out.first);
+    out.a = job.a == NULL ? NULL : job.a + out.first; /* encode */
+    out.hat = job.hat == NULL ? NULL : job.hat + out.first;
+    out.codes = mem.codes + place;
+    out.cells = mem.cells + place;
+    out.beyond = beyond_of(plan, mem, row.sample, row.number / aq_ec_chunk_rows(plan.columns)) + out.first;
     __syncwarp();
     return out;
 }
 
-/* The reference of a value. */
-static __device__ __forceinline__ float reference_load(const struct aq_cuda_codec_plan &plan, const struct row &row,
-                                                       const struct ec_row &of, uint32_t c)
+/*
+ * AHEAD values of the reference, 32 columns apart, as they lie in memory: what turns them into floats comes later, so
+ * that no load waits for the one before.
+ */
+static __device__ __forceinline__ void references_load(const struct aq_cuda_codec_plan &plan, const struct ec_row &of,
+                                                       uint32_t begin, uint32_t *bits)
 {
-    return of.referred ? message_load(plan, row.job->m, of.first + c) : of.centred ? of.centre[c] : 0.0f;
+    if (of.reads == ROW_HALVES || of.reads == ROW_BFLOATS) {
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++)
+            bits[i] = begin + i * WARP < plan.columns ? ((const uint16_t *)of.reference)[begin + i * WARP] : 0;
+    } else if (of.reads == ROW_FLOATS) {
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++)
+            bits[i] =
+                begin + i * WARP < plan.columns ? __float_as_uint(((const float *)of.reference)[begin + i * WARP]) : 0;
+    } else {
+        for (uint32_t i = 0; i < AHEAD; i++)
+            bits[i] = of.reads == ROW_BYTES && begin + i * WARP < plan.columns
+                          ? __float_as_uint(
+                                value_read(plan.store, of.reference, plan.rows, of.first + begin + i * WARP, 0.0f))
+                          : 0;
+    }
+}
+
+static __device__ __forceinline__ float reference_of(const struct ec_row &of, uint32_t bits)
+{
+    return of.reads == ROW_HALVES    ? half_to_float((uint16_t)bits)
+           : of.reads == ROW_BFLOATS ? bfloat_to_float((uint16_t)bits)
+                                     : __uint_as_float(bits);
+}
+
+/* x^ of a value to hat and m_out; false where the store cannot hold it. */
+static __device__ __forceinline__ bool emit(const struct aq_cuda_codec_plan &plan, const struct ec_row &of, uint32_t c,
+                                            float x)
+{
+    if (of.hat != NULL) of.hat[c] = x;
+    if (of.writes == ROW_HALVES)
+        ((uint16_t *)of.m_out)[c] = half_from_float(x);
+    else if (of.writes == ROW_BFLOATS)
+        ((uint16_t *)of.m_out)[c] = bfloat_from_float(x);
+    else if (of.writes == ROW_FLOATS)
+        ((float *)of.m_out)[c] = x;
+    else if (of.writes == ROW_BYTES)
+        value_write(plan.store, of.m_out, of.first + c, x);
+    return magnitude_of(x) < plan.limit;
+}
+
+/* Messages of fp16 at both ends, no cells: the default of jobs, and code with half the instructions per value. */
+static __device__ __forceinline__ bool row_is_usual(const struct ec_row &of)
+{
+    return of.reads == ROW_HALVES && of.writes == ROW_HALVES && of.refine == 0 && !of.common;
+}
+
+/* Tells the compiler so. */
+template <bool USUAL> static __device__ __forceinline__ struct ec_row row_known(struct ec_row of)
+{
+    if (!USUAL) return of;
+    of.reads = of.writes = ROW_HALVES;
+    of.refine = 0;
+    of.common = false;
+    of.against = true;
+    return of;
 }
 
 /* A row's sums, and what went wrong. */
@@ -533,14 +596,10 @@ struct ec_sums {
 };
 
 /* One value's code, cell and x^. */
-static __device__ __forceinline__ void quantize_value(const struct aq_cuda_codec_plan &plan,
-                                                      const struct aq_cuda_codec_scratch &mem, const struct row &row,
-                                                      const struct ec_row &of, uint32_t c, float a, float reference,
-                                                      struct ec_sums *sums)
+static __device__ __forceinline__ void quantize_value(const struct aq_cuda_codec_plan &plan, const struct ec_row &of,
+                                                      uint32_t c, float a, float reference, struct ec_sums *sums)
 {
-    const uint64_t e = of.first + c;
-    const bool against = of.referred || of.centred;
-    const float delta = against ? __fsub_rn(a, reference) : a;
+    const float delta = of.against ? __fsub_rn(a, reference) : a;
     const float w = of.noise ? dither_of(of.dither, of.numbers, c) : 0.0f;
     const float own = of.common ? __fsub_rn(delta, of.centre[c]) : delta;
     const float d = of.noise ? __fadd_rn(own, w) : own;
@@ -548,17 +607,19 @@ static __device__ __forceinline__ void quantize_value(const struct aq_cuda_codec
     sums->good = sums->good && is_finite(delta);
     sums->far = sums->far || !(t < AQ_EC_ESCAPE_LIMIT);
     if (!sums->good || sums->far) return;
-    const int size = (int)t, q = d < 0.0f ? -size : size;
-    float level = level_of(of.levels, of.step, q);
-    mem.codes[of.base + e] = size < AQ_RANS_LEVELS ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
-    if (size >= AQ_RANS_LEVELS) of.beyond[e] = q;
+    const uint32_t size = (uint32_t)(int)t;
+    const int q = d < 0.0f ? -(int)size : (int)size;
+    float level = level_of(of.levels, of.step, size);
+    if (q < 0) level = -level;
+    of.codes[c] = size < AQ_RANS_LEVELS ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
+    if (size >= AQ_RANS_LEVELS) of.beyond[c] = q;
     if (of.refine > 0) {
         const float cells_in = (float)(1u << of.refine), half = 0.5f * cells_in,
                     inner = __fmul_rn(of.inverse, cells_in);
         const float at = __fadd_rn(__fmul_rn(__fsub_rn(d, level), inner), half);
         const float most = smaller(at, cells_in - 1.0f);
         const uint32_t cell = (uint32_t)(most > 0.0f ? most : 0.0f);
-        mem.cells[of.base + e] = (uint8_t)cell;
+        of.cells[c] = (uint8_t)cell;
         level = __fadd_rn(level, cell_of(of.refine, of.unit, cell));
     }
     const float left = __fsub_rn(of.dithered ? d : own, level);
@@ -568,28 +629,28 @@ static __device__ __forceinline__ void quantize_value(const struct aq_cuda_codec
     sums->error = __fadd_rn(sums->error, __fmul_rn(left, left));
     if (of.dithered) level = __fsub_rn(level, w);
     if (of.common) level = __fadd_rn(level, of.centre[c]);
-    sums->good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level);
+    sums->good = emit(plan, of, c, of.against ? __fadd_rn(reference, level) : level);
 }
 
 /* A row's codes, cells, x^ and sums; AHEAD values of a lane are on their way at a time. False where it cannot be coded.
  */
+template <bool USUAL>
 static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                    const struct row &row, float *levels)
+                                    const struct row &row, const struct ec_row &any)
 {
-    const struct ec_row of = ec_row_of(plan, mem, row, levels);
+    const struct ec_row of = row_known<USUAL>(any);
     struct ec_sums sums = {0.0f, 0.0f, 0.0f, 0.0f, true, false};
     for (uint32_t begin = row.lane; begin < plan.columns; begin += AHEAD * WARP) {
-        float a[AHEAD], reference[AHEAD];
+        float a[AHEAD];
+        uint32_t bits[AHEAD];
         UNROLL
-        for (uint32_t i = 0; i < AHEAD; i++) {
-            const uint32_t c = begin + i * WARP;
-            if (c < plan.columns) a[i] = row.job->a[of.first + c];
-            if (c < plan.columns) reference[i] = reference_load(plan, row, of, c);
-        }
+        for (uint32_t i = 0; i < AHEAD; i++)
+            a[i] = begin + i * WARP < plan.columns ? of.a[begin + i * WARP] : 0.0f;
+        references_load(plan, of, begin, bits);
         UNROLL
         for (uint32_t i = 0; i < AHEAD; i++)
             if (begin + i * WARP < plan.columns)
-                quantize_value(plan, mem, row, of, begin + i * WARP, a[i], reference[i], &sums);
+                quantize_value(plan, of, begin + i * WARP, a[i], reference_of(of, bits[i]), &sums);
     }
     row_sums(plan, mem, row, sums.a, sums.a2, sums.d2, sums.error);
     if (__any_sync(WHOLE_WARP, sums.far) && row.lane == 0) atomicOr(&mem.status[row.sample], STEP_FAILED);
@@ -597,45 +658,41 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
 }
 
 /* x^ of a row from its codes, and from the cells in the body. */
+template <bool USUAL>
 static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                 const struct row &row, float *levels)
+                                 const struct row &row, const struct ec_row &any)
 {
-    const struct ec_row of = ec_row_of(plan, mem, row, levels);
+    const struct ec_row of = row_known<USUAL>(any);
     const uint32_t rows = aq_ec_chunk_rows(plan.columns), number = row.number / rows;
     const uint64_t index = (uint64_t)row.sample * aq_ec_chunk_count(plan.rows, plan.columns) + number;
     const uint64_t before = (uint64_t)(row.number % rows) * plan.columns; /* in its chunk */
     const uint8_t *const cells = (const uint8_t *)row.job->body + (of.refine > 0 ? mem.chunk_sizes[2 * index] : 0);
-    const bool against = of.referred || of.centred;
     bool good = true;
     for (uint32_t begin = row.lane; begin < plan.columns; begin += AHEAD * WARP) {
-        float reference[AHEAD];
-        uint32_t codes[AHEAD];
+        uint32_t codes[AHEAD], bits[AHEAD];
         UNROLL
-        for (uint32_t i = 0; i < AHEAD; i++) {
-            const uint32_t c = begin + i * WARP;
-            if (c < plan.columns) codes[i] = mem.codes[of.base + of.first + c];
-            if (c < plan.columns) reference[i] = reference_load(plan, row, of, c);
-        }
+        for (uint32_t i = 0; i < AHEAD; i++)
+            codes[i] = begin + i * WARP < plan.columns ? of.codes[begin + i * WARP] : (uint32_t)AQ_RANS_CODE_ZERO;
+        references_load(plan, of, begin, bits);
         UNROLL
         for (uint32_t i = 0; i < AHEAD; i++) {
             const uint32_t c = begin + i * WARP;
             if (c >= plan.columns) continue;
-            const int q = codes[i] == 0 ? of.beyond[of.first + c] : (int)codes[i] - AQ_RANS_CODE_ZERO;
-            float level = level_of(of.levels, of.step, q);
+            const int q = codes[i] == 0 ? of.beyond[c] : (int)codes[i] - AQ_RANS_CODE_ZERO;
+            float level = level_of(of.levels, of.step, q < 0 ? 0u - (uint32_t)q : (uint32_t)q);
+            if (q < 0) level = -level;
             if (of.refine > 0)
                 level = __fadd_rn(level, cell_of(of.refine, of.unit, code_read(cells, before + c, of.refine)));
             if (of.dithered) level = __fsub_rn(level, dither_of(of.dither, of.numbers, c));
             if (of.common) level = __fadd_rn(level, of.centre[c]);
-            good = emit(plan, *row.job, of.first + c, against ? __fadd_rn(reference[i], level) : level) && good;
+            good = emit(plan, of, c, of.against ? __fadd_rn(reference_of(of, bits[i]), level) : level) && good;
         }
     }
     return good;
 }
 
 /* A row per warp. */
-__global__ void __launch_bounds__(ROW_BLOCK) codec_ec_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                           const __grid_constant__ struct job_list list, bool encode)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_ec_rows(CODEC_JOBS, bool encode)
 {
     AQ_SHARED(float, levels, [ROW_BLOCK / WARP][AQ_RANS_LEVELS]);
     const uint64_t item = (uint64_t)blockIdx.x * (ROW_BLOCK / WARP) + threadIdx.x / WARP;
@@ -647,14 +704,17 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_ec_rows(const __grid_constant
     row.job = &list.jobs[row.sample];
     row.lane = threadIdx.x % WARP;
     if (encode ? is_over(plan, mem, row.sample) : sample_failed(mem, row.sample)) return;
-    (void)row_failed(mem, row, encode ? !quantize_row(plan, mem, row, mine) : !apply_row(plan, mem, row, mine));
+    const struct ec_row of = ec_row_of(plan, mem, row, mine);
+    const bool usual = row_is_usual(of);
+    const bool good = encode  ? usual ? quantize_row<true>(plan, mem, row, of) : quantize_row<false>(plan, mem, row, of)
+                       : usual ? apply_row<true>(plan, mem, row, of)
+                              : apply_row<false>(plan, mem, row, of);
+    (void)row_failed(mem, row, !good);
 }
 
 /* ---- decode ---- */
 
-__global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                               const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                               const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(CODEC_JOBS)
 {
     AQ_SHARED(struct ec_table, table, [1]);
     AQ_SHARED(uint8_t, head, [AQ_EC_HEAD_BYTES + 4]);

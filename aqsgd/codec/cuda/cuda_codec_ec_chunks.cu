@@ -135,8 +135,7 @@ static __device__ __forceinline__ uint32_t rans_put(uint32_t x, uint32_t slots, 
     return x + first + (slots == 1 ? AQ_RANS_SLOTS - 1u : 0u) + quotient * (AQ_RANS_SLOTS - slots);
 }
 
-__global__ void __launch_bounds__(WARP) codec_ec_chunks_out(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem)
+__global__ void __launch_bounds__(WARP) codec_ec_chunks_out(CODEC_PLAN)
 {
     AQ_SHARED(uint32_t, encode, [256]);
     AQ_SHARED(uint32_t, inverse, [256]);
@@ -250,9 +249,7 @@ static __device__ __forceinline__ uint64_t cells_load(const uint8_t *cells, uint
     return word;
 }
 
-__global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                            const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(CODEC_JOBS)
 {
     const uint32_t sample = blockIdx.y, chunks = gridDim.x, number = blockIdx.x, lane = threadIdx.x % WARP;
     if (is_over(plan, mem, sample)) return;
@@ -397,9 +394,7 @@ static __device__ __forceinline__ bool pair_store(uint8_t *codes, uint64_t at, u
            (high == AQ_RANS_CODE_ZERO || (at + 1 == values && high == 0)); /* half of a pair that is escaped */
 }
 
-__global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                           const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_ec_chunks_in(CODEC_JOBS)
 {
     AQ_SHARED(uint4, table, [AQ_RANS_SLOTS / 4]);
     AQ_SHARED(uint4, ring, [RING / 8]);

@@ -42,6 +42,11 @@ struct job_list {
     struct aq_cuda_codec_job jobs[AQ_CUDA_CODEC_JOBS];
 };
 
+/* Parameters of kernels, by value: the plan and its memory; and the samples. */
+#define CODEC_PLAN                                                                                                     \
+    const __grid_constant__ struct aq_cuda_codec_plan plan, const __grid_constant__ struct aq_cuda_codec_scratch mem
+#define CODEC_JOBS CODEC_PLAN, const __grid_constant__ struct job_list list
+
 /* The part of a quantizer that depends on the scale. */
 struct step {
     float unit, inverse;

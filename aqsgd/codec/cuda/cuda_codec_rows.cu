@@ -105,8 +105,7 @@ static __device__ bool encode_plain_row(const struct aq_cuda_codec_plan &plan, c
         row.x[c] = value_read(plan.plain, body, plan.rows, first + c, 0.0f);
     }
     if (warp_max(peak) >= precision_limit(plan.plain)) return false;
-    if (plan.plain > AQ_PRECISION_BF16 && !row_store_q(plan, row, precision_bits(plan.plain), body))
-        return false;
+    if (plan.plain > AQ_PRECISION_BF16 && !row_store_q(plan, row, precision_bits(plan.plain), body)) return false;
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const float e = __fsub_rn(row.job->a[first + c], row.x[c]);
         error = __fadd_rn(error, __fmul_rn(e, e));
@@ -115,9 +114,7 @@ static __device__ bool encode_plain_row(const struct aq_cuda_codec_plan &plan, c
     return row_emit(plan, row);
 }
 
-__global__ void __launch_bounds__(ROW_BLOCK) codec_encode_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                               const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                               const __grid_constant__ struct job_list list, bool plain)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_encode_rows(CODEC_JOBS, bool plain)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
@@ -167,9 +164,7 @@ static __device__ bool decode_plain_row(const struct aq_cuda_codec_plan &plan, c
     return row_emit(plan, row);
 }
 
-__global__ void __launch_bounds__(ROW_BLOCK) codec_decode_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                               const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                               const __grid_constant__ struct job_list list, bool plain)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_decode_rows(CODEC_JOBS, bool plain)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);

@@ -53,9 +53,7 @@ static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const s
     return row_emit(plan, row);
 }
 
-__global__ void __launch_bounds__(ROW_BLOCK) codec_sign_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                             const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                             const __grid_constant__ struct job_list list, bool encode)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_sign_rows(CODEC_JOBS, bool encode)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);

@@ -14,10 +14,7 @@ static __device__ __forceinline__ const float *message_values(const struct aq_cu
 }
 
 /* A thread per value: grid (N, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_message_unpack(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                         const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_message_unpack(CODEC_JOBS)
 {
     const uint64_t e = aq_thread_index();
     const uint8_t *message = (const uint8_t *)list.jobs[blockIdx.y].m;
@@ -30,10 +27,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
 }
 
 /* A row's scale by a warp, a channel's by a thread: grid (groups, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_message_scales(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                         const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_message_scales(CODEC_JOBS)
 {
     const bool channel = plan.packed_channel != 0;
     const uint64_t thread = aq_thread_index(), group = channel ? thread : thread / WARP;
@@ -55,10 +49,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
 }
 
 /* Eight codes a thread: grid (N / 8, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_message_pack(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                       const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_message_pack(CODEC_JOBS)
 {
     const uint32_t bits = precision_bits(plan.packed);
     const struct grid_of grid = grid_of_store(bits);

@@ -23,18 +23,14 @@ static __device__ __forceinline__ uint32_t level_shift(uint32_t level)
     return level == 0 ? 20 : level == 1 ? 10 : 0;
 }
 
-__global__ void codec_topk_start(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                 const __grid_constant__ struct aq_cuda_codec_scratch mem)
+__global__ void codec_topk_start(CODEC_PLAN)
 {
     mem.select[2 * threadIdx.x] = 0;
     mem.select[2 * threadIdx.x + 1] = plan.kept;
 }
 
 /* How many magnitudes are in each bucket of this level. Grid (some, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_topk_count(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                     const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                     const __grid_constant__ struct job_list list, uint32_t level)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_topk_count(CODEC_JOBS, uint32_t level)
 {
     AQ_SHARED(uint32_t, count, [AQ_CUDA_CODEC_HISTOGRAM]);
     const uint32_t sample = blockIdx.y, shift = level_shift(level);
@@ -97,9 +93,7 @@ static __device__ __forceinline__ uint32_t *starts_of(const struct aq_cuda_codec
 }
 
 /* How many of each row are above the threshold and how many at it; its sums; x^ = 0 where nothing will be kept. */
-__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                             const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                             const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_rows(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t item = (uint64_t)blockIdx.x * (ROW_BLOCK / WARP) + threadIdx.x / WARP;
@@ -145,8 +139,7 @@ static __device__ uint32_t warp_scan(uint32_t *numbers, uint32_t n)
     return before;
 }
 
-__global__ void __launch_bounds__(WARP) codec_topk_scan(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                        const __grid_constant__ struct aq_cuda_codec_scratch mem)
+__global__ void __launch_bounds__(WARP) codec_topk_scan(CODEC_PLAN)
 {
     uint32_t *start = starts_of(plan, mem.row_start, blockIdx.x), *ties = starts_of(plan, mem.ties, blockIdx.x);
     const uint32_t wanted = (uint32_t)mem.select[2 * blockIdx.x + 1];
@@ -157,9 +150,7 @@ __global__ void __launch_bounds__(WARP) codec_topk_scan(const __grid_constant__ 
         start[r] += ties[r] < wanted ? ties[r] : wanted;
 }
 
-__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_list(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                             const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                             const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_list(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t item = (uint64_t)blockIdx.x * (ROW_BLOCK / WARP) + threadIdx.x / WARP;
@@ -212,8 +203,7 @@ static __host__ __device__ inline uint64_t bitmap_words(const struct aq_cuda_cod
 }
 
 /* A thread a kept element. Grid (K, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK) codec_topk_bits(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                              const __grid_constant__ struct aq_cuda_codec_scratch mem)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_topk_bits(CODEC_PLAN)
 {
     const uint64_t j = aq_thread_index();
     if (j >= plan.kept) return;
@@ -223,10 +213,7 @@ __global__ void __launch_bounds__(PACK_BLOCK) codec_topk_bits(const __grid_const
 }
 
 /* A thread a byte of the positions. Grid (bytes, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_topk_positions(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                         const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_topk_positions(CODEC_JOBS)
 {
     const uint64_t at = aq_thread_index(), low = low_bytes(plan);
     if (at >= plan.positions_bytes) return;
@@ -262,9 +249,7 @@ static __device__ uint32_t row_kept(const struct aq_cuda_codec_plan &plan, const
 }
 
 /* One scale for all: the sums go row by row, on one warp per sample (codec_encode.c, sparse_tensor_scale). */
-__global__ void __launch_bounds__(WARP) codec_topk_tensor(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                          const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                          const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_topk_tensor(CODEC_JOBS)
 {
     struct span whole = {0, 0.0f, 0.0f};
     float errors[SHRINKS] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
@@ -326,9 +311,7 @@ static __device__ float kept_quantize(const struct aq_cuda_codec_plan &plan, con
     return error;
 }
 
-__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_codes(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                              const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                              const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_topk_codes(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
@@ -392,9 +375,7 @@ static __device__ uint32_t lane_ones(const struct aq_cuda_codec_plan &plan, cons
 }
 
 /* A warp per chunk. Grid (chunks, samples). */
-__global__ void __launch_bounds__(WARP) codec_topk_ones(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                        const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_topk_ones(CODEC_JOBS)
 {
     const uint8_t *bitmap = (const uint8_t *)list.jobs[blockIdx.y].body + plan.positions_at + low_bytes(plan);
     const uint64_t from = (uint64_t)blockIdx.x * CHUNK_BYTES + threadIdx.x * LANE_BYTES;
@@ -402,8 +383,7 @@ __global__ void __launch_bounds__(WARP) codec_topk_ones(const __grid_constant__ 
     if (threadIdx.x == 0) mem.chunks[blockIdx.y * ((uint64_t)chunk_count(plan) + 1) + blockIdx.x] = ones;
 }
 
-__global__ void __launch_bounds__(WARP) codec_topk_total(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                         const __grid_constant__ struct aq_cuda_codec_scratch mem)
+__global__ void __launch_bounds__(WARP) codec_topk_total(CODEC_PLAN)
 {
     const uint32_t n = chunk_count(plan);
     const uint32_t ones = warp_scan(mem.chunks + blockIdx.x * ((uint64_t)n + 1), n);
@@ -411,9 +391,7 @@ __global__ void __launch_bounds__(WARP) codec_topk_total(const __grid_constant__
 }
 
 /* The list of elements that the positions name. */
-__global__ void __launch_bounds__(WARP) codec_topk_expand(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                          const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                          const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_topk_expand(CODEC_JOBS)
 {
     const uint8_t *low = (const uint8_t *)list.jobs[blockIdx.y].body + plan.positions_at;
     const uint8_t *bitmap = low + low_bytes(plan);
@@ -442,10 +420,7 @@ __global__ void __launch_bounds__(WARP) codec_topk_expand(const __grid_constant_
 }
 
 /* A thread an element of the list, or a scale: are they such as a sender writes? x^ of the element. */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_topk_values(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                      const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                      const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_topk_values(CODEC_JOBS)
 {
     const uint64_t j = aq_thread_index();
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.y];
@@ -512,8 +487,7 @@ enum aq_status codec_launch_encode_topk(const struct aq_cuda_codec_plan &plan, c
     AQ_TRY(
         AQ_LAUNCH(codec_topk_bits, grid_of_jobs(plan.kept, PACK_BLOCK, list.count), PACK_BLOCK, 0, stream, plan, mem));
     AQ_TRY(AQ_LAUNCH(codec_topk_positions, bytes, PACK_BLOCK, 0, stream, plan, mem, list));
-    if (plan.group == AQ_PER_TENSOR)
-        AQ_TRY(AQ_LAUNCH(codec_topk_tensor, list.count, WARP, 0, stream, plan, mem, list));
+    if (plan.group == AQ_PER_TENSOR) AQ_TRY(AQ_LAUNCH(codec_topk_tensor, list.count, WARP, 0, stream, plan, mem, list));
     AQ_TRY(AQ_LAUNCH(codec_topk_codes, rows, ROW_BLOCK, 0, stream, plan, mem, list));
     return codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.kept, plan.bits, stream);
 }

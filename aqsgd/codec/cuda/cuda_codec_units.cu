@@ -475,10 +475,7 @@ static __device__ inline bool scale_of_tile(const struct aq_cuda_codec_plan &pla
 }
 
 template <int M, int K, int WAY>
-__global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
-    codec_encode_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                       const __grid_constant__ struct job_list list, uint32_t warps, bool wants_sums)
+__global__ void __launch_bounds__(ROW_WARPS_MAX *WARP) codec_encode_units(CODEC_JOBS, uint32_t warps, bool wants_sums)
 {
     AQ_SHARED_DYNAMIC(uint8_t, shared);
     const struct place at = place_of(plan, list, warps);
@@ -551,8 +548,7 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
         if (WAY == WAY_ANY && plan.group == AQ_PER_CHANNEL && u < units) steps = steps_of_channels(mem, plan, at, c);
         float off = 0.0f;
         const bool stochastic = WAY == WAY_ANY && plan.stochastic;
-        const uint64_t word =
-            eight_quantize(plan, d[k], steps, stochastic, job.key, first + c, measured, off);
+        const uint64_t word = eight_quantize(plan, d[k], steps, stochastic, job.key, first + c, measured, off);
         if (hadamard) eight_rotate(d[k], rotation_block(plan, c), plan.tile, at.lane);
         if (u >= units) continue;
         error = __fadd_rn(error, off);
@@ -599,11 +595,7 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
 }
 
 /* A warp per row; each unit by itself. `aligned`: streams are at multiples of b bytes. */
-template <int M>
-__global__ void __launch_bounds__(UNIT_BLOCK)
-    codec_decode_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                       const __grid_constant__ struct job_list list, bool aligned)
+template <int M> __global__ void __launch_bounds__(UNIT_BLOCK) codec_decode_units(CODEC_JOBS, bool aligned)
 {
     const struct place at = place_of(plan, list, 1);
     const struct aq_cuda_codec_job &job = list.jobs[at.sample];
@@ -678,10 +670,7 @@ static __device__ __forceinline__ struct eight values_round(uint32_t precision, 
 }
 
 /* A warp per row. encode: a to the body; both: the body's values to hat and m_out. */
-__global__ void __launch_bounds__(UNIT_BLOCK)
-    codec_plain_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                      const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                      const __grid_constant__ struct job_list list, bool encode)
+__global__ void __launch_bounds__(UNIT_BLOCK) codec_plain_units(CODEC_JOBS, bool encode)
 {
     const struct place at = place_of(plan, list, 1);
     const struct aq_cuda_codec_job &job = list.jobs[at.sample];

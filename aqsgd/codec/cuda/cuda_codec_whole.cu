@@ -62,10 +62,7 @@ static __device__ void group_end(const struct aq_cuda_codec_plan &plan, const st
 
 /* ---- one scale per sample ---- */
 
-__global__ void __launch_bounds__(ROW_BLOCK)
-    codec_tensor_spans(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                       const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_tensor_spans(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
@@ -82,9 +79,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
 }
 
 /* A warp per sample; lane p has piece p. */
-__global__ void __launch_bounds__(WARP) codec_tensor_merge(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                           const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_tensor_merge(CODEC_JOBS)
 {
     const uint32_t sample = blockIdx.x, lane = threadIdx.x;
     const struct span *spans = spans_of(plan, mem, sample);
@@ -104,10 +99,7 @@ __global__ void __launch_bounds__(WARP) codec_tensor_merge(const __grid_constant
 }
 
 /* A warp per piece: the errors of all candidates, lane by lane, over its rows. */
-__global__ void __launch_bounds__(ROW_BLOCK)
-    codec_tensor_errors(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                        const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_tensor_errors(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.pieces;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
@@ -139,9 +131,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
     }
 }
 
-__global__ void __launch_bounds__(WARP) codec_tensor_pick(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                          const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                          const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(WARP) codec_tensor_pick(CODEC_JOBS)
 {
     const uint32_t sample = blockIdx.x, lane = threadIdx.x;
     const float *lanes = mem.errors + (uint64_t)sample * plan.pieces * SHRINKS * WARP;
@@ -165,10 +155,7 @@ __global__ void __launch_bounds__(WARP) codec_tensor_pick(const __grid_constant_
 /* ---- one scale per channel ---- */
 
 /* The rotated d of a sample, where channels need it: a rotation needs the row, a channel's sums need the column. */
-__global__ void __launch_bounds__(ROW_BLOCK)
-    codec_channel_rotate(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                         const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(ROW_BLOCK) codec_channel_rotate(CODEC_JOBS)
 {
     const uint64_t items = (uint64_t)list.count * plan.rows;
     const uint64_t warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
@@ -203,10 +190,7 @@ static __device__ bool channel_delta(const struct aq_cuda_codec_plan &plan, cons
 }
 
 /* A thread per channel of a piece: grid (C, pieces, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_channel_spans(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                        const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_channel_spans(CODEC_JOBS)
 {
     const uint32_t c = (uint32_t)aq_thread_index(), piece = blockIdx.y, sample = blockIdx.z;
     struct span span = {0, 0.0f, 0.0f};
@@ -224,10 +208,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
 }
 
 /* A thread per channel: grid (C, samples). */
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_channel_merge(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                        const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_channel_merge(CODEC_JOBS)
 {
     const uint32_t c = (uint32_t)aq_thread_index(), sample = blockIdx.y;
     struct span whole = {0, 0.0f, 0.0f};
@@ -238,10 +219,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     group_end(plan, mem, list, sample, c, whole);
 }
 
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_channel_errors(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                         const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_channel_errors(CODEC_JOBS)
 {
     const uint32_t c = (uint32_t)aq_thread_index(), piece = blockIdx.y, sample = blockIdx.z;
     uint32_t first, end;
@@ -262,10 +240,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     }
 }
 
-__global__ void __launch_bounds__(PACK_BLOCK)
-    codec_channel_pick(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                       const __grid_constant__ struct job_list list)
+__global__ void __launch_bounds__(PACK_BLOCK) codec_channel_pick(CODEC_JOBS)
 {
     const uint32_t c = (uint32_t)aq_thread_index(), sample = blockIdx.y;
     float errors[SHRINKS];
@@ -324,5 +299,5 @@ enum aq_status codec_launch_whole_scales(const struct aq_cuda_codec_plan &plan, 
                                          const struct job_list &list, struct CUstream_st *stream)
 {
     return plan.group == AQ_PER_TENSOR ? tensor_scales(plan, mem, list, stream)
-                                         : channel_scales(plan, mem, list, stream);
+                                       : channel_scales(plan, mem, list, stream);
 }

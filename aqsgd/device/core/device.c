@@ -206,11 +206,6 @@ void aq_device_parallel(struct aq_device *device, uint32_t pieces, void (*run)(u
     if (pieces) device->ops->parallel(device, pieces, run, context);
 }
 
-uint64_t aq_device_scratch_bytes(const struct aq_device *device)
-{
-    return device->ops->scratch_bytes(device);
-}
-
 /* --- mathematics: a function for each row of math.def ----------------------------------------------------------- */
 
 #define AQ_IN(member) AQ_ASSERT(args->member);

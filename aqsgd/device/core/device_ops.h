@@ -46,7 +46,6 @@ struct aq_device_ops {
     void (*parallel)(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
                      void *context);
 
-    uint64_t (*scratch_bytes)(const struct aq_device *device);
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status (*name)(struct aq_device * device, const struct type *args, struct aq_stream *stream);
 #include "aqsgd/math.def"

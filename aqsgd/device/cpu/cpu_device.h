@@ -47,6 +47,17 @@ static inline float *cpu_scratch(struct cpu_device *cpu, uint32_t worker)
     return (float *)(void *)(cpu->scratch + CPU_SHARED_BYTES + (size_t)worker * CPU_WORKER_BYTES);
 }
 
+/* Scores of attention: a row for each query, of so many floats; and the block of them as an operand of products. */
+static inline uint64_t cpu_score_stride(uint64_t keys)
+{
+    return (keys + 15) / 16 * 16;
+}
+
+static inline struct cpu_operand cpu_score_block(const float *scores, uint64_t stride, bool transposed)
+{
+    return (struct cpu_operand){.data = scores, .stride = stride, .type = AQ_F32, .transposed = transposed};
+}
+
 /* How many pieces of `piece` elements cpu_pool_run has to run, and where one of them ends. */
 static inline uint64_t pieces_of(uint64_t count, uint64_t piece)
 {
@@ -57,6 +68,38 @@ static inline uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
 {
     return (index + 1) * piece < count ? (index + 1) * piece : count;
 }
+
+/*
+ * An operation of math.def whose pieces need only the device and its arguments: NAME_piece(cpu, args, piece). CPU_RUN
+ * defines NAME_run, which runs so many pieces in the pool; CPU_PIECES cpu_NAME itself, of `pieces`, an expression of
+ * args.
+ */
+struct cpu_call {
+    struct cpu_device *cpu;
+    const void *args;
+};
+
+#define CPU_RUN(name, type)                                                                                            \
+    static void name##_call(uint64_t piece, uint32_t worker, void *context)                                            \
+    {                                                                                                                  \
+        const struct cpu_call *call = (const struct cpu_call *)context;                                                \
+        (void)worker;                                                                                                  \
+        name##_piece(call->cpu, (const struct type *)call->args, piece);                                               \
+    }                                                                                                                  \
+    static void name##_run(struct cpu_device *cpu, const struct type *args, uint64_t pieces)                           \
+    {                                                                                                                  \
+        struct cpu_call call = {cpu, args};                                                                            \
+        cpu_pool_run(cpu->pool, pieces, name##_call, &call);                                                           \
+    }
+
+#define CPU_PIECES(name, type, pieces)                                                                                 \
+    CPU_RUN(name, type)                                                                                                \
+    enum aq_status cpu_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream)             \
+    {                                                                                                                  \
+        (void)stream;                                                                                                  \
+        name##_run(cpu_device_of(device), args, pieces);                                                               \
+        return AQ_OK;                                                                                                  \
+    }
 
 /*
  * cpu_pieces.c: sums over rows. Rows of a group, at least CPU_GROUP_ROWS, so that a partial row of `width` floats for

@@ -8,6 +8,7 @@
 #include "cpu_device.h"
 
 enum { FLAT_BYTES = 1 << 20, FLAT_FLOATS = 64 << 10 };
+static_assert(FLAT_FLOATS % AQ_UNPACK_GROUP == 0, "a group is of one piece");
 
 static uint64_t count_of(uint64_t index, uint64_t count, uint64_t piece)
 {
@@ -48,85 +49,36 @@ enum aq_status cpu_zero(struct aq_device *device, void *to, size_t bytes, struct
     return AQ_OK;
 }
 
-struct flat_scale {
-    const struct cpu_rows *rows;
-    const struct aq_scale *args;
-};
-
-static void scale_piece(uint64_t piece, uint32_t worker, void *context)
+static void scale_piece(struct cpu_device *cpu, const struct aq_scale *args, uint64_t piece)
 {
-    (void)worker;
-    const struct flat_scale *flat = context;
-    float *x = flat->args->x + piece * FLAT_FLOATS;
-    flat->rows->scale(x, count_of(piece, flat->args->count, FLAT_FLOATS), flat->args->factor, x, AQ_F32);
+    float *x = args->x + piece * FLAT_FLOATS;
+    cpu->rows->scale(x, count_of(piece, args->count, FLAT_FLOATS), args->factor, x, AQ_F32);
 }
 
-enum aq_status cpu_scale(struct aq_device *device, const struct aq_scale *args, struct aq_stream *stream)
+CPU_PIECES(scale, aq_scale, pieces_of(args->count, FLAT_FLOATS))
+
+static void cap_piece(struct cpu_device *cpu, const struct aq_cap *args, uint64_t piece)
 {
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct flat_scale flat = {.rows = cpu->rows, .args = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), scale_piece, &flat);
-    return AQ_OK;
+    const uint64_t n = count_of(piece, args->count, FLAT_FLOATS);
+    cpu->rows->cap(args->x + piece * FLAT_FLOATS, n, 1.0f / args->cap, args->cap);
 }
 
-struct flat_cap {
-    const struct cpu_rows *rows;
-    const struct aq_cap *args;
-};
+CPU_PIECES(cap, aq_cap, pieces_of(args->count, FLAT_FLOATS))
 
-static void cap_piece(uint64_t piece, uint32_t worker, void *context)
+static void unpack_piece(struct cpu_device *cpu, const struct aq_unpack *args, uint64_t piece)
 {
-    (void)worker;
-    const struct flat_cap *flat = context;
-    const uint64_t n = count_of(piece, flat->args->count, FLAT_FLOATS);
-    flat->rows->cap(flat->args->x + piece * FLAT_FLOATS, n, 1.0f / flat->args->cap, flat->args->cap);
-}
-
-enum aq_status cpu_cap(struct aq_device *device, const struct aq_cap *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct flat_cap flat = {.rows = cpu->rows, .args = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), cap_piece, &flat);
-    return AQ_OK;
-}
-
-struct flat_unpack {
-    const struct cpu_rows *rows;
-    const struct aq_unpack *args;
-};
-
-static void unpack_piece(uint64_t piece, uint32_t worker, void *context)
-{
-    (void)worker;
-    const struct flat_unpack *flat = context;
-    const struct aq_unpack *args = flat->args;
     const uint64_t first = piece * FLAT_FLOATS, end = first + count_of(piece, args->count, FLAT_FLOATS);
     float values[AQ_UNPACK_GROUP];
     for (uint64_t at = first; at < end; at += AQ_UNPACK_GROUP) {
         const uint64_t n = count_of(at / AQ_UNPACK_GROUP, args->count, AQ_UNPACK_GROUP);
         for (uint64_t i = 0; i < n; i++)
             values[i] = (float)args->x[at + i];
-        flat->rows->scale(values, n, args->scales[at / AQ_UNPACK_GROUP],
-                          (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
+        cpu->rows->scale(values, n, args->scales[at / AQ_UNPACK_GROUP],
+                         (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
     }
 }
 
-enum aq_status cpu_unpack(struct aq_device *device, const struct aq_unpack *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct flat_unpack flat = {.rows = cpu->rows, .args = args};
-    static_assert(FLAT_FLOATS % AQ_UNPACK_GROUP == 0, "a group is of one piece");
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), unpack_piece, &flat);
-    return AQ_OK;
-}
-
-struct flat_nf4 {
-    const struct cpu_rows *rows;
-    const struct aq_unpack_nf4 *args;
-};
+CPU_PIECES(unpack, aq_unpack, pieces_of(args->count, FLAT_FLOATS))
 
 static float nf4_scale(const struct aq_unpack_nf4 *args, uint64_t group)
 {
@@ -135,27 +87,17 @@ static float nf4_scale(const struct aq_unpack_nf4 *args, uint64_t group)
     return scale + args->map[AQ_NF4_MAP - 1];
 }
 
-static void nf4_piece(uint64_t piece, uint32_t worker, void *context)
+static void unpack_nf4_piece(struct cpu_device *cpu, const struct aq_unpack_nf4 *args, uint64_t piece)
 {
-    (void)worker;
-    const struct flat_nf4 *flat = context;
-    const struct aq_unpack_nf4 *args = flat->args;
     const uint64_t first = piece * FLAT_FLOATS, end = first + count_of(piece, args->count, FLAT_FLOATS);
     for (uint64_t at = first; at < end; at += AQ_UNPACK_GROUP) {
         const uint64_t group = at / AQ_UNPACK_GROUP, n = count_of(group, args->count, AQ_UNPACK_GROUP);
-        flat->rows->nf4(args->x + at / 2, n, nf4_scale(args, group),
-                        (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
+        cpu->rows->nf4(args->x + at / 2, n, nf4_scale(args, group),
+                       (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
     }
 }
 
-enum aq_status cpu_unpack_nf4(struct aq_device *device, const struct aq_unpack_nf4 *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct flat_nf4 flat = {.rows = cpu->rows, .args = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), nf4_piece, &flat);
-    return AQ_OK;
-}
+CPU_PIECES(unpack_nf4, aq_unpack_nf4, pieces_of(args->count, FLAT_FLOATS))
 
 struct flat_squares {
     const struct cpu_rows *rows;

@@ -11,38 +11,23 @@
 
 enum { FLAT = 64 << 10, ROWS = 64 };
 
-static void relu_piece(uint64_t piece, uint32_t worker, void *context)
+static void relu_piece(struct cpu_device *cpu, const struct aq_relu *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_relu *args = context;
+    (void)cpu;
     for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
         args->y[i] = args->x[i] < 0.0f ? 0.0f : args->x[i];
 }
 
-enum aq_status cpu_relu(struct aq_device *device, const struct aq_relu *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_relu own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), relu_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(relu, aq_relu, pieces_of(args->count, FLAT))
 
-static void relu_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void relu_backward_piece(struct cpu_device *cpu, const struct aq_relu_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_relu_backward *args = context;
+    (void)cpu;
     for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
         args->dx[i] = args->y[i] > 0.0f ? args->dy[i] : 0.0f;
 }
 
-enum aq_status cpu_relu_backward(struct aq_device *device, const struct aq_relu_backward *args,
-                                 struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_relu_backward own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), relu_backward_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(relu_backward, aq_relu_backward, pieces_of(args->count, FLAT))
 
 /* --- batch normalization ---------------------------------------------------------------------------------------- */
 
@@ -381,10 +366,9 @@ enum aq_status cpu_group_norm_backward(struct aq_device *device, const struct aq
 
 /* --- means of rows ------------------------------------------------------------------------------------------------ */
 
-static void row_mean_piece(uint64_t sample, uint32_t worker, void *context)
+static void row_mean_piece(struct cpu_device *cpu, const struct aq_row_mean *args, uint64_t sample)
 {
-    (void)worker;
-    const struct aq_row_mean *args = context;
+    (void)cpu;
     for (uint64_t c = 0; c < args->C; c++) {
         double sum = 0.0;
         for (uint64_t t = 0; t < args->T; t++)
@@ -393,38 +377,23 @@ static void row_mean_piece(uint64_t sample, uint32_t worker, void *context)
     }
 }
 
-enum aq_status cpu_row_mean(struct aq_device *device, const struct aq_row_mean *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_row_mean own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, args->samples, row_mean_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(row_mean, aq_row_mean, args->samples)
 
-static void row_mean_backward_piece(uint64_t sample, uint32_t worker, void *context)
+static void row_mean_backward_piece(struct cpu_device *cpu, const struct aq_row_mean_backward *args, uint64_t sample)
 {
-    (void)worker;
-    const struct aq_row_mean_backward *args = context;
+    (void)cpu;
     for (uint64_t t = 0; t < args->T; t++)
         for (uint64_t c = 0; c < args->C; c++)
             args->dx[(sample * args->T + t) * args->C + c] = args->dy[sample * args->C + c] / (float)args->T;
 }
 
-enum aq_status cpu_row_mean_backward(struct aq_device *device, const struct aq_row_mean_backward *args,
-                                     struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_row_mean_backward own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, args->samples, row_mean_backward_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(row_mean_backward, aq_row_mean_backward, args->samples)
 
 /* --- classes ---------------------------------------------------------------------------------------------------- */
 
-static void argmax_piece(uint64_t piece, uint32_t worker, void *context)
+static void argmax_piece(struct cpu_device *cpu, const struct aq_argmax *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_argmax *args = context;
+    (void)cpu;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
         const float *x = args->x + r * args->stride;
         uint64_t best = 0;
@@ -434,10 +403,4 @@ static void argmax_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
-enum aq_status cpu_argmax(struct aq_device *device, const struct aq_argmax *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_argmax own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->rows, ROWS), argmax_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(argmax, aq_argmax, pieces_of(args->rows, ROWS))

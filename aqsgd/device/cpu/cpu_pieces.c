@@ -50,55 +50,34 @@ void cpu_reduce(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_
     cpu_pool_run(cpu->pool, pieces_of(columns, COLUMNS), reduce_piece, &reduce);
 }
 
-struct layernorm {
-    struct cpu_device *cpu;
-    const struct aq_layernorm *args;
-};
-
-static void layernorm_piece(uint64_t piece, uint32_t worker, void *context)
+static void layernorm_piece(struct cpu_device *cpu, const struct aq_layernorm *args, uint64_t piece)
 {
-    (void)worker;
-    const struct layernorm *self = context;
-    const struct aq_layernorm *args = self->args;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
-        self->cpu->rows->layernorm(args->x + r * args->C, args->gamma, args->beta, args->C, args->epsilon,
-                                   cpu_at_w(args->y, args->y_type, r * args->C), args->y_type, args->mean + r,
-                                   args->rstd + r);
+        cpu->rows->layernorm(args->x + r * args->C, args->gamma, args->beta, args->C, args->epsilon,
+                             cpu_at_w(args->y, args->y_type, r * args->C), args->y_type, args->mean + r,
+                             args->rstd + r);
 }
 
-enum aq_status cpu_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct layernorm self = {.cpu = cpu_device_of(device), .args = args};
-    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, ROWS), layernorm_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(layernorm, aq_layernorm, pieces_of(args->rows, ROWS))
 
-struct layernorm_backward {
-    struct cpu_device *cpu;
-    const struct aq_layernorm_backward *args;
-    uint64_t group;
-};
-
-static void layernorm_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void layernorm_backward_piece(struct cpu_device *cpu, const struct aq_layernorm_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct layernorm_backward *self = context;
-    const struct aq_layernorm_backward *args = self->args;
-    float *dgamma = cpu_shared(self->cpu) + piece * 2 * args->C, *dbeta = dgamma + args->C;
+    const uint64_t group = cpu_group_rows(args->rows, 2 * args->C);
+    float *dgamma = cpu_shared(cpu) + piece * 2 * args->C, *dbeta = dgamma + args->C;
     memset(dgamma, 0, 2 * args->C * sizeof *dgamma);
-    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++)
-        self->cpu->rows->layernorm_backward(args->dy + r * args->C, args->x + r * args->C, args->gamma, args->mean[r],
-                                            args->rstd[r], args->C, args->dx + r * args->C, dgamma, dbeta);
+    for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++)
+        cpu->rows->layernorm_backward(args->dy + r * args->C, args->x + r * args->C, args->gamma, args->mean[r],
+                                      args->rstd[r], args->C, args->dx + r * args->C, dgamma, dbeta);
 }
+
+CPU_RUN(layernorm_backward, aq_layernorm_backward)
 
 enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
                                       struct aq_stream *stream)
 {
     struct cpu_device *cpu = cpu_device_of(device);
-    struct layernorm_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(args->rows, 2 * args->C)};
-    const uint64_t groups = pieces_of(args->rows, self.group);
-    cpu_pool_run(cpu->pool, groups, layernorm_backward_piece, &self);
+    const uint64_t groups = pieces_of(args->rows, cpu_group_rows(args->rows, 2 * args->C));
+    layernorm_backward_run(cpu, args, groups);
     if (args->dgamma) cpu_reduce(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
     if (args->dbeta) cpu_reduce(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
     const struct aq_dropout_apply round = {.samples = 1,
@@ -115,113 +94,70 @@ enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_
     return cpu_column_sum(device, &sum, stream);
 }
 
-struct column_sum {
-    struct cpu_device *cpu;
-    const struct aq_column_sum *args;
-    uint64_t group;
-};
-
-static void column_sum_piece(uint64_t piece, uint32_t worker, void *context)
+static void column_sum_piece(struct cpu_device *cpu, const struct aq_column_sum *args, uint64_t piece)
 {
-    (void)worker;
-    const struct column_sum *self = context;
-    const struct aq_column_sum *args = self->args;
-    float *sums = cpu_shared(self->cpu) + piece * args->C;
+    const uint64_t group = cpu_group_rows(args->rows, args->C);
+    float *sums = cpu_shared(cpu) + piece * args->C;
     memset(sums, 0, args->C * sizeof *sums);
-    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++)
-        self->cpu->rows->add(sums, cpu_at(args->x, args->type, r * args->stride), args->type, args->C);
+    for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++)
+        cpu->rows->add(sums, cpu_at(args->x, args->type, r * args->stride), args->type, args->C);
 }
+
+CPU_RUN(column_sum, aq_column_sum)
 
 enum aq_status cpu_column_sum(struct aq_device *device, const struct aq_column_sum *args, struct aq_stream *stream)
 {
     (void)stream;
-    struct column_sum self = {.cpu = cpu_device_of(device), .args = args, .group = cpu_group_rows(args->rows, args->C)};
-    const uint64_t groups = pieces_of(args->rows, self.group);
-    cpu_pool_run(self.cpu->pool, groups, column_sum_piece, &self);
-    cpu_reduce(self.cpu, groups, args->C, 0, args->C, args->sums);
+    const uint64_t groups = pieces_of(args->rows, cpu_group_rows(args->rows, args->C));
+    column_sum_run(cpu_device_of(device), args, groups);
+    cpu_reduce(cpu_device_of(device), groups, args->C, 0, args->C, args->sums);
     return AQ_OK;
 }
 
-struct embedding {
-    struct cpu_device *cpu;
-    const struct aq_embedding *args;
-};
-
-static void embedding_piece(uint64_t piece, uint32_t worker, void *context)
+static void embedding_piece(struct cpu_device *cpu, const struct aq_embedding *args, uint64_t piece)
 {
-    (void)worker;
-    const struct embedding *self = context;
-    const struct aq_embedding *args = self->args;
     const uint64_t C = args->C;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         float *x = args->x + r * C;
         const float *token = args->token_table + (uint64_t)args->tokens[r] * C;
         if (args->add)
-            self->cpu->rows->add(x, token, AQ_F32, C);
+            cpu->rows->add(x, token, AQ_F32, C);
         else
             memcpy(x, token, C * sizeof *x);
-        if (args->scale != 0.0f) self->cpu->rows->scale(x, C, args->scale, x, AQ_F32);
+        if (args->scale != 0.0f) cpu->rows->scale(x, C, args->scale, x, AQ_F32);
         const uint64_t place = aq_place_of(args->starts, r, args->T);
-        if (args->position_table) self->cpu->rows->add(x, args->position_table + place * C, AQ_F32, C);
+        if (args->position_table) cpu->rows->add(x, args->position_table + place * C, AQ_F32, C);
         const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C);
-        if (mask.key) self->cpu->rows->mask(x, C, &mask, x, AQ_F32);
+        if (mask.key) cpu->rows->mask(x, C, &mask, x, AQ_F32);
     }
 }
 
-enum aq_status cpu_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct embedding self = {.cpu = cpu_device_of(device), .args = args};
-    cpu_pool_run(self.cpu->pool, pieces_of(args->samples * args->T, ROWS), embedding_piece, &self);
-    return AQ_OK;
-}
-
-struct embedding_backward {
-    struct cpu_device *cpu;
-    const struct aq_embedding_backward *args;
-};
+CPU_PIECES(embedding, aq_embedding, pieces_of(args->samples * args->T, ROWS))
 
 /* A piece is a few columns of every row: no two pieces add to the same place, and rows come in order. */
-static void embedding_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void embedding_backward_piece(struct cpu_device *cpu, const struct aq_embedding_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct embedding_backward *self = context;
-    const struct aq_embedding_backward *args = self->args;
     const uint64_t C = args->C, first = piece * COLUMNS, n = end_of(piece, C, COLUMNS) - first;
     for (uint64_t r = 0; r < args->samples * args->T; r++) {
         const float *dx = args->dx + r * C + first;
         float masked[COLUMNS];
         const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C + first);
         if (mask.key) {
-            self->cpu->rows->mask(dx, n, &mask, masked, AQ_F32);
+            cpu->rows->mask(dx, n, &mask, masked, AQ_F32);
             dx = masked;
         }
         if (args->scale != 0.0f) {
-            self->cpu->rows->scale(dx, n, args->scale, masked, AQ_F32);
+            cpu->rows->scale(dx, n, args->scale, masked, AQ_F32);
             dx = masked;
         }
         if (args->token_gradient)
-            self->cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
+            cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
         if (args->position_gradient)
-            self->cpu->rows->add(args->position_gradient + aq_place_of(args->starts, r, args->T) * C + first, dx,
-                                 AQ_F32, n);
+            cpu->rows->add(args->position_gradient + aq_place_of(args->starts, r, args->T) * C + first, dx, AQ_F32, n);
     }
 }
 
-enum aq_status cpu_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                      struct aq_stream *stream)
-{
-    (void)stream;
-    struct embedding_backward self = {.cpu = cpu_device_of(device), .args = args};
-    cpu_pool_run(self.cpu->pool, pieces_of(args->C, COLUMNS), embedding_backward_piece, &self);
-    return AQ_OK;
-}
-
-struct cross_entropy {
-    struct cpu_device *cpu;
-    const struct aq_cross_entropy *args;
-    uint64_t group;
-};
+CPU_PIECES(embedding_backward, aq_embedding_backward, pieces_of(args->C, COLUMNS))
 
 enum { WIDE = 512 };
 
@@ -236,10 +172,9 @@ static void widen(const struct cpu_rows *rows, const void *x, enum aq_element ty
  * A few logits at a time, which stay until their gradient is made: of 16 bits, as a GPU does, or with a cap. The
  * gradient may overwrite the logits.
  */
-static void cross_entropy_row_pieces(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
+static void cross_entropy_row_pieces(const struct cpu_rows *rows, const struct aq_cross_entropy *args, uint64_t r,
+                                     int32_t target, void *gradient)
 {
-    const struct aq_cross_entropy *args = self->args;
-    const struct cpu_rows *rows = self->cpu->rows;
     const enum aq_element type = args->logits_type, to = args->gradient_type;
     const void *logits = cpu_at(args->logits, type, r * args->logits_stride);
     float wide[WIDE], capped[WIDE], at_target, top = -INFINITY, sum = 0.0f;
@@ -271,10 +206,8 @@ static void cross_entropy_row_pieces(const struct cross_entropy *self, uint64_t 
     memset(cpu_at_w(gradient, to, args->V), 0, (args->gradient_stride - args->V) * aq_element_bytes(to));
 }
 
-static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
+static void cross_entropy_row(const struct cpu_rows *rows, const struct aq_cross_entropy *args, uint64_t r)
 {
-    const struct aq_cross_entropy *args = self->args;
-    const struct cpu_rows *rows = self->cpu->rows;
     const int32_t target = args->targets[r];
     void *gradient = args->gradient ? cpu_at_w(args->gradient, args->gradient_type, r * args->gradient_stride) : NULL;
     if (target < 0) {
@@ -283,7 +216,7 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
         return;
     }
     if (args->logits_type != AQ_F32 || args->cap > 0.0f) {
-        cross_entropy_row_pieces(self, r, target, gradient);
+        cross_entropy_row_pieces(rows, args, r, target, gradient);
         return;
     }
     float *logits = (float *)args->logits + r * args->logits_stride;
@@ -298,22 +231,20 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
            (args->gradient_stride - args->V) * aq_element_bytes(args->gradient_type));
 }
 
-static void cross_entropy_piece(uint64_t piece, uint32_t worker, void *context)
+/* Rows of a piece. */
+static uint64_t cross_entropy_rows(const struct aq_cross_entropy *args)
 {
-    (void)worker;
-    const struct cross_entropy *self = context;
-    for (uint64_t r = piece * self->group; r < end_of(piece, self->args->rows, self->group); r++)
-        cross_entropy_row(self, r);
+    return 1 + 8192 / args->V;
 }
 
-enum aq_status cpu_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                 struct aq_stream *stream)
+static void cross_entropy_piece(struct cpu_device *cpu, const struct aq_cross_entropy *args, uint64_t piece)
 {
-    (void)stream;
-    struct cross_entropy self = {.cpu = cpu_device_of(device), .args = args, .group = 1 + 8192 / args->V};
-    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, self.group), cross_entropy_piece, &self);
-    return AQ_OK;
+    const uint64_t group = cross_entropy_rows(args);
+    for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++)
+        cross_entropy_row(cpu->rows, args, r);
 }
+
+CPU_PIECES(cross_entropy, aq_cross_entropy, pieces_of(args->rows, cross_entropy_rows(args)))
 
 /* As many rows as samples of a micro-batch: no work for a pool. */
 enum aq_status cpu_squared_error(struct aq_device *device, const struct aq_squared_error *args,
@@ -335,17 +266,10 @@ enum aq_status cpu_squared_error(struct aq_device *device, const struct aq_squar
 
 enum { FLAT = 16 << 10 };
 
-struct dropout {
-    struct cpu_device *cpu;
-    const struct aq_dropout_apply *args;
-    uint64_t pieces; /* of a sample */
-};
-
 /* x in 16 bits, or a sum: a few at a time. */
-static void dropout_wide(const struct dropout *self, uint64_t sample, uint64_t first, uint64_t n)
+static void dropout_wide(const struct cpu_rows *rows, const struct aq_dropout_apply *args, uint64_t sample,
+                         uint64_t first, uint64_t n)
 {
-    const struct aq_dropout_apply *args = self->args;
-    const struct cpu_rows *rows = self->cpu->rows;
     float wide[WIDE];
     for (uint64_t end = first + n; first < end; first += n) {
         n = end - first < WIDE ? end - first : WIDE;
@@ -362,45 +286,28 @@ static void dropout_wide(const struct dropout *self, uint64_t sample, uint64_t f
     }
 }
 
-static void dropout_piece(uint64_t piece, uint32_t worker, void *context)
+static void dropout_piece(struct cpu_device *cpu, const struct aq_dropout_apply *args, uint64_t piece)
 {
-    (void)worker;
-    const struct dropout *self = context;
-    const struct aq_dropout_apply *args = self->args;
-    const uint64_t sample = piece / self->pieces, first = piece % self->pieces * FLAT;
-    const uint64_t n = end_of(piece % self->pieces, args->sample_elements, FLAT) - first;
+    const uint64_t pieces = pieces_of(args->sample_elements, FLAT), sample = piece / pieces;
+    const uint64_t first = piece % pieces * FLAT, n = end_of(piece % pieces, args->sample_elements, FLAT) - first;
     const uint64_t at = sample * args->sample_elements + first;
     const struct cpu_mask mask = cpu_mask_of(&args->dropout, sample, first);
     const float *x = args->x;
     if (args->x_type != AQ_F32 || args->add)
-        dropout_wide(self, sample, first, n);
+        dropout_wide(cpu->rows, args, sample, first, n);
     else if (mask.key)
-        self->cpu->rows->mask(x + at, n, &mask, cpu_at_w(args->y, args->y_type, at), args->y_type);
+        cpu->rows->mask(x + at, n, &mask, cpu_at_w(args->y, args->y_type, at), args->y_type);
     else
-        self->cpu->rows->scale(x + at, n, 1.0f, cpu_at_w(args->y, args->y_type, at), args->y_type);
+        cpu->rows->scale(x + at, n, 1.0f, cpu_at_w(args->y, args->y_type, at), args->y_type);
 }
 
-enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct dropout self = {
-        .cpu = cpu_device_of(device), .args = args, .pieces = pieces_of(args->sample_elements, FLAT)};
-    cpu_pool_run(self.cpu->pool, self.pieces * args->samples, dropout_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(dropout, aq_dropout_apply, pieces_of(args->sample_elements, FLAT) * args->samples)
 
-static void fill_piece(uint64_t piece, uint32_t worker, void *context)
+static void fill_normal_piece(struct cpu_device *cpu, const struct aq_fill_normal *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_fill_normal *args = context;
+    (void)cpu;
     for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
         args->x[i] = args->std == 0.0f ? args->value : args->std * aq_rng_normal(&args->key, i);
 }
 
-enum aq_status cpu_fill_normal(struct aq_device *device, const struct aq_fill_normal *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_fill_normal own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), fill_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(fill_normal, aq_fill_normal, pieces_of(args->count, FLAT))

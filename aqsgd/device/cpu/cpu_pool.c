@@ -94,12 +94,11 @@ static void worker_main(void *context)
 
 enum aq_status cpu_pool_open(uint32_t threads, struct cpu_pool **out)
 {
-    if (threads == 0) threads = aq_thread_cores();
+    if (threads == 0) threads = aq_thread_cores() < THREADS_MAX ? aq_thread_cores() : THREADS_MAX;
     if (threads > THREADS_MAX)
         return aq_fail(AQ_INVAL, "device", "device.threads is %u; at most %d are possible", threads, THREADS_MAX);
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct cpu_pool), &memory));
-    struct cpu_pool *pool = memory;
+    struct cpu_pool *pool;
+    AQ_TRY(AQ_NEW(1, &pool));
     enum aq_status status = AQ_OK;
     pool->threads = 1;
     AQ_TRY_GOTO(aq_eventcount_open(&pool->work), out);

@@ -72,8 +72,8 @@ static enum aq_status cpu_open(const struct aq_device_config *config, struct aq_
     uint32_t instructions;
     AQ_TRY(aq_processor_choose(&instructions));
     void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct cpu_device), &memory));
-    struct cpu_device *cpu = memory;
+    struct cpu_device *cpu;
+    AQ_TRY(AQ_NEW(1, &cpu));
     cpu->base.ops = &aq_device_cpu;
     variants_choose(cpu, instructions);
     enum aq_status status;
@@ -129,9 +129,7 @@ static void cpu_free(struct aq_device *device, enum aq_memory_kind kind, void *m
 static enum aq_status cpu_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
     (void)light;
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
-    *out = memory;
+    AQ_TRY(AQ_NEW(1, out));
     (*out)->device = cpu_device_of(device);
     return AQ_OK;
 }
@@ -150,9 +148,7 @@ static enum aq_status cpu_stream_sync(struct aq_device *device, struct aq_stream
 
 static enum aq_status cpu_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
-    *out = memory;
+    AQ_TRY(AQ_NEW(1, out));
     **out = (struct aq_event){.device = cpu_device_of(device), .timed = timed};
     return AQ_OK;
 }
@@ -208,11 +204,6 @@ static void cpu_parallel(struct aq_device *device, uint32_t pieces, void (*run)(
     cpu_pool_run(cpu_device_of(device)->pool, pieces, parallel_piece, &parallel);
 }
 
-static uint64_t cpu_scratch_bytes(const struct aq_device *device)
-{
-    return ((const struct cpu_device *)device)->scratch_bytes;
-}
-
 const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .open = cpu_open,
                                             .close = cpu_close,
@@ -232,7 +223,6 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .copy = cpu_copy,
                                             .zero = cpu_zero,
                                             .parallel = cpu_parallel,
-                                            .scratch_bytes = cpu_scratch_bytes,
 #define AQ_MATH(name, ...) .name = cpu_##name,
 #include "aqsgd/math.def"
                                             .squares = cpu_squares};

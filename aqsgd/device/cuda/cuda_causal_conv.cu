@@ -136,9 +136,7 @@ template <typename E> static enum aq_status conv_typed(const struct aq_causal_co
 
 enum aq_status aq_cuda_causal_conv(const struct aq_causal_conv *args, void *, struct CUstream_st *stream)
 {
-    if (args->type == AQ_BF16) return conv_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return conv_typed<aq_half>(args, stream);
-    return conv_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return conv_typed<decltype(t)>(args, stream); });
 }
 
 /* What a row's dx is, from the gradient of its u. */
@@ -225,7 +223,5 @@ enum aq_status aq_cuda_causal_conv_backward(const struct aq_causal_conv *args, v
         return aq_fail(AQ_INVAL, "device", "a convolution of %llu columns and %llu taps exceeds the limit of %d sums",
                        (unsigned long long)args->C, (unsigned long long)args->K,
                        AQ_CUDA_SCRATCH_BYTES / static_cast<int>(sizeof(float)));
-    if (args->type == AQ_BF16) return conv_backward_typed<uint16_t>(args, sums, stream);
-    if (args->type == AQ_F16) return conv_backward_typed<aq_half>(args, sums, stream);
-    return conv_backward_typed<float>(args, sums, stream);
+    return aq_by_type(args->type, [&](auto t) { return conv_backward_typed<decltype(t)>(args, sums, stream); });
 }

@@ -20,6 +20,13 @@ struct aq_half {
     uint16_t bits;
 };
 
+/* `call` with a value of the C++ type whose pointers an element type has: bf16 as its bits. */
+template <class F> static inline enum aq_status aq_by_type(enum aq_element type, F call)
+{
+    if (type == AQ_BF16) return call(uint16_t());
+    return type == AQ_F16 ? call(aq_half()) : call(0.0f);
+}
+
 static __forceinline__ __device__ float aq_load(const float *x)
 {
     return *x;

@@ -156,17 +156,13 @@ static enum aq_status dropout_typed(const struct aq_dropout_apply *args, cudaStr
 
 template <typename X> static enum aq_status dropout_from(const struct aq_dropout_apply *args, cudaStream_t stream)
 {
-    if (args->y_type == AQ_BF16) return dropout_typed<X, uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return dropout_typed<X, aq_half>(args, stream);
-    return dropout_typed<X, float>(args, stream);
+    return aq_by_type(args->y_type, [&](auto t) { return dropout_typed<X, decltype(t)>(args, stream); });
 }
 
 enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, void *, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->sample_elements == 0) return AQ_OK;
-    if (args->x_type == AQ_BF16) return dropout_from<uint16_t>(args, stream);
-    if (args->x_type == AQ_F16) return dropout_from<aq_half>(args, stream);
-    return dropout_from<float>(args, stream);
+    return aq_by_type(args->x_type, [&](auto t) { return dropout_from<decltype(t)>(args, stream); });
 }
 
 template <typename X, typename Y, int W>
@@ -199,9 +195,9 @@ template <typename X>
 static enum aq_status convert_to(const void *x, uint64_t x_stride, void *y, enum aq_element y_type, uint64_t y_stride,
                                  uint64_t rows, uint64_t columns, bool fours, cudaStream_t stream)
 {
-    if (y_type == AQ_BF16) return convert_typed<X, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
-    if (y_type == AQ_F16) return convert_typed<X, aq_half>(x, x_stride, y, y_stride, rows, columns, fours, stream);
-    return convert_typed<X, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    return aq_by_type(y_type, [&](auto t) {
+        return convert_typed<X, decltype(t)>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    });
 }
 
 enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x_stride, void *y,
@@ -216,9 +212,9 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
     }
     const bool fours =
         columns % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 && aq_fours(x, x_type) && aq_fours(y, y_type);
-    if (x_type == AQ_BF16) return convert_to<uint16_t>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
-    if (x_type == AQ_F16) return convert_to<aq_half>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
-    return convert_to<float>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
+    return aq_by_type(x_type, [&](auto t) {
+        return convert_to<decltype(t)>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
+    });
 }
 
 /* ---- Initial values. */
@@ -334,9 +330,7 @@ template <typename Y> static enum aq_status unpack_to(const struct aq_unpack *ar
 enum aq_status aq_cuda_unpack(const struct aq_unpack *args, void *, struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
-    if (args->y_type == AQ_BF16) return unpack_to<uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return unpack_to<aq_half>(args, stream);
-    return unpack_to<float>(args, stream);
+    return aq_by_type(args->y_type, [&](auto t) { return unpack_to<decltype(t)>(args, stream); });
 }
 
 /* ---- Weights of 4 bits. */
@@ -379,9 +373,7 @@ template <typename Y> static enum aq_status unpack_nf4_to(const struct aq_unpack
 enum aq_status aq_cuda_unpack_nf4(const struct aq_unpack_nf4 *args, void *, struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
-    if (args->y_type == AQ_BF16) return unpack_nf4_to<uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return unpack_nf4_to<aq_half>(args, stream);
-    return unpack_nf4_to<float>(args, stream);
+    return aq_by_type(args->y_type, [&](auto t) { return unpack_nf4_to<decltype(t)>(args, stream); });
 }
 
 /* ---- The sum of squares. */

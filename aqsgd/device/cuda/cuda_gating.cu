@@ -59,7 +59,5 @@ static enum aq_status backward_typed(const struct aq_gating_backward *args, stru
 
 enum aq_status aq_cuda_gating_backward(const struct aq_gating_backward *args, void *, struct CUstream_st *stream)
 {
-    if (args->type == AQ_BF16) return backward_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return backward_typed<aq_half>(args, stream);
-    return backward_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return backward_typed<decltype(t)>(args, stream); });
 }

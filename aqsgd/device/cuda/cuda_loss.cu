@@ -270,9 +270,8 @@ enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, void *
     if (args->rows == 0 || args->V == 0) return AQ_OK;
     if (args->logits_type == AQ_BF16) return cross_entropy_typed<uint16_t, uint16_t>(args, stream);
     if (args->logits_type == AQ_F16) return cross_entropy_typed<aq_half, aq_half>(args, stream);
-    if (args->gradient_type == AQ_BF16) return cross_entropy_typed<float, uint16_t>(args, stream);
-    if (args->gradient_type == AQ_F16) return cross_entropy_typed<float, aq_half>(args, stream);
-    return cross_entropy_typed<float, float>(args, stream);
+    return aq_by_type(args->gradient_type,
+                      [&](auto t) { return cross_entropy_typed<float, decltype(t)>(args, stream); });
 }
 
 /* A thread per row: its gradient may overwrite its output. */

@@ -69,9 +69,7 @@ template <typename W> static enum aq_status magnitude_to(const struct aq_magnitu
 
 enum aq_status aq_cuda_magnitude(const struct aq_magnitude *args, void *, struct CUstream_st *stream)
 {
-    if (args->w_type == AQ_BF16) return magnitude_to<uint16_t>(args, stream);
-    if (args->w_type == AQ_F16) return magnitude_to<aq_half>(args, stream);
-    return magnitude_to<float>(args, stream);
+    return aq_by_type(args->w_type, [&](auto t) { return magnitude_to<decltype(t)>(args, stream); });
 }
 
 enum aq_status aq_cuda_magnitude_backward(const struct aq_magnitude_backward *args, void *, struct CUstream_st *stream)

@@ -121,9 +121,7 @@ template <typename Y> static enum aq_status layernorm_typed(const struct aq_laye
 enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    if (args->y_type == AQ_BF16) return layernorm_typed<uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return layernorm_typed<aq_half>(args, stream);
-    return layernorm_typed<float>(args, stream);
+    return aq_by_type(args->y_type, [&](auto t) { return layernorm_typed<decltype(t)>(args, stream); });
 }
 
 /* The gradient of rows of any width: see layernorm_backward. RMS: an RMS norm's, with mean NULL. */
@@ -447,9 +445,7 @@ enum aq_status aq_cuda_column_sum(const struct aq_column_sum *args, void *scratc
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
-    if (args->type == AQ_BF16) return column_sum_typed<uint16_t>(args, partial, stream);
-    if (args->type == AQ_F16) return column_sum_typed<aq_half>(args, partial, stream);
-    return column_sum_typed<float>(args, partial, stream);
+    return aq_by_type(args->type, [&](auto t) { return column_sum_typed<decltype(t)>(args, partial, stream); });
 }
 
 enum aq_status aq_cuda_sums_add(const float *x, uint64_t count, float *sums, struct CUstream_st *stream)

@@ -4,8 +4,8 @@
  * Caveats first.
  * - A range is cut in pieces of AQ_GRAD_PIECE from its start, as all coders of a large buffer cut it
  *   (grad_codec.h); the wire is the pieces' bytes one behind the other, aq_grad_codec_bytes_pieces long. Bytes, errors
- *   and sums have the bits of the CPU's plain table: a sum is a warp's 32 partial sums.
- * - lp requires norm 1 or infinity here: another power is the C library's, and no GPU's has its bits.
+ *   and sums have the bits of the CPU's plain table: a sum is a warp's 32 partial sums, and lp's powers are
+ *   grad_power.h's.
  * - Only enqueues. The offsets are in *tables* that the host makes once for each (codec, range) and copies to the
  *   device; they stay until the stream has passed.
  * - x, error, wire and sum are device memory, floats at multiples of 4; wire needs no alignment. x and error do not
@@ -61,7 +61,7 @@ struct aq_cuda_grad_piece {
 struct aq_cuda_grad_tables {
     uint32_t kind, bits, grid, half;
     uint32_t squares;  /* sign: root mean square, else mean magnitude */
-    uint32_t infinite; /* lp: the norm is infinity                   */
+    float norm;        /* lp: as in aq_grad_codec_config             */
     float low, high;
     uint64_t count;
     uint32_t piece_count, bucket_count;

@@ -1,7 +1,6 @@
 /*
  * grad_codec.c -- the table of gradient codecs, a range's runs, lengths, and the two calls.
  */
-#include <math.h>
 
 #include "grad_internal.h"
 
@@ -101,7 +100,7 @@ enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_conf
     const struct aq_grad_kind *kind = find_kind(config->kind);
     AQ_ASSERT(kind != NULL);
     if (kind->gpu == 0) return aq_fail(AQ_NODEV, AREA, "%s has no kernels for a GPU", kind->name);
-    return kind->config_check_device ? kind->config_check_device(config) : AQ_OK;
+    return AQ_OK;
 }
 
 bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config)
@@ -119,6 +118,12 @@ bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config
 {
     const struct aq_grad_kind *kind = find_kind(config->kind);
     return kind != NULL && kind->needs_errors;
+}
+
+bool aq_grad_codec_config_one_sided(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    return kind != NULL && kind->one_sided;
 }
 
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config)
@@ -199,9 +204,8 @@ enum aq_status aq_grad_codec_open(const struct aq_grad_codec_config *config, con
     if (parameters > SIZE_MAX / 8)
         return aq_fail(AQ_INVAL, AREA, "there is not enough memory for %llu parameters",
                        (unsigned long long)parameters);
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_grad_codec), &memory));
-    struct aq_grad_codec *codec = memory;
+    struct aq_grad_codec *codec;
+    AQ_TRY(AQ_NEW(1, &codec));
     *codec = (struct aq_grad_codec){.kind = find_kind(config->kind),
                                     .config = *config,
                                     .parameters = parameters,
@@ -211,8 +215,7 @@ enum aq_status aq_grad_codec_open(const struct aq_grad_codec_config *config, con
     codec->config.grid = settled(config->grid);
     codec->config.scale = settled(config->scale);
     enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc((size_t)tensor_count * sizeof(struct aq_optimizer_tensor), &memory), out);
-    codec->tensors = memory;
+    AQ_TRY_GOTO(AQ_NEW((size_t)tensor_count, &codec->tensors), out);
     AQ_TRY_GOTO(copy_tensors(tensors, tensor_count, parameters, codec), out);
 out:
     if (status != AQ_OK)
@@ -285,7 +288,7 @@ static uint64_t scale_bytes(const struct aq_grad_codec *codec, uint64_t first, u
 static uint64_t code_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
     if (codec->kind->code_bytes) return codec->kind->code_bytes(codec, first, count);
-    const uint32_t bits = codec->kind->bits(&codec->config);
+    const uint32_t bits = aq_grad_code_bits(codec);
     return count / 8 * bits + (count % 8 * bits + 7) / 8;
 }
 

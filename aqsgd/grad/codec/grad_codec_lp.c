@@ -11,8 +11,10 @@
  */
 #include <math.h>
 
+#define AQ_ELEMENT static inline
 #include "cuda_grad.h"
 #include "grad_internal.h"
+#include "grad_power.h"
 
 static void lp_config_default(struct aq_grad_codec_config *out)
 {
@@ -28,45 +30,34 @@ static enum aq_status lp_config_check(const struct aq_grad_codec_config *config)
     return aq_fail(AQ_INVAL, "grad", "norm is %g, must be 0, at least 0.001, or inf", (double)config->norm);
 }
 
-/* Sums of other powers are the C library's (pow), and no GPU has its bits. */
-static enum aq_status lp_config_check_device(const struct aq_grad_codec_config *config)
-{
-    if (config->norm == 1.0f || isinf(config->norm)) return AQ_OK;
-    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels only for norm 1 and inf",
-                   config->norm == AQ_GRAD_NORM_L0 ? 0.0 : (double)config->norm);
-}
-
 static enum aq_codec_grid lp_grid(const struct aq_grad_codec_config *config)
 {
     (void)config;
     return AQ_GRID_MIDTREAD;
 }
 
-static uint32_t lp_bits(const struct aq_grad_codec_config *config)
+/* The terms of up to AQ_GRAD_ROW values, added up as a warp does: 32 partial sums, folded by halves. */
+static double row_terms(const float *y, uint64_t n, float norm, float peak)
 {
-    return config->bits;
-}
-
-/* (mean |y|^p)^(1/p) over its largest value, in double: no power overflows. */
-static double power_mean(const float *y, uint64_t n, float p, float peak)
-{
-    double sum = 0.0;
+    double lanes[AQ_LANES] = {0.0};
     for (uint64_t i = 0; i < n; i++)
-        sum += pow(fabs((double)y[i]) / (double)peak, (double)p);
-    return (double)peak * pow(sum / (double)n, 1.0 / (double)p);
+        lanes[i % AQ_LANES] += element_norm_term(y[i], norm, peak);
+    for (uint32_t width = AQ_LANES / 2; width > 0; width /= 2)
+        for (uint32_t lane = 0; lane < width; lane++)
+            lanes[lane] += lanes[lane + width];
+    return lanes[0];
 }
 
-/* exp(mean log |y|), over values that are not zero; there is one. */
-static double geometric_mean(const float *y, uint64_t n)
+/* The mean of that norm, in double; not all of y is zero, and all of it is finite. */
+static double norm_mean(const float *y, uint64_t n, float norm, float peak)
 {
     double sum = 0.0;
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        if (y[i] == 0.0f) continue;
-        sum += log(fabs((double)y[i]));
-        count++;
-    }
-    return exp(sum / (double)count);
+    uint64_t zeros = 0;
+    for (uint64_t at = 0; at < n; at += AQ_GRAD_ROW)
+        sum += row_terms(y + at, n - at < AQ_GRAD_ROW ? n - at : AQ_GRAD_ROW, norm, peak);
+    for (uint64_t i = 0; i < n && norm == AQ_GRAD_NORM_L0; i++)
+        zeros += y[i] == 0.0f;
+    return element_norm_mean(sum, (double)(n - zeros), norm, peak);
 }
 
 static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale)
@@ -84,9 +75,7 @@ static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n
     if (!aq_grad_scale_valid(peak)) return false;
     if (peak == 0.0f || isinf(p)) return true;
     /* A row of enormous values may have no finite sum. */
-    const double mean = p == AQ_GRAD_NORM_L0               ? geometric_mean(y, n)
-                        : p == 1.0f && isfinite(sum_abs) ? sum_abs / (double)n
-                                                         : power_mean(y, n, p, peak);
+    const double mean = p == 1.0f && isfinite(sum_abs) ? sum_abs / (double)n : norm_mean(y, n, p, peak);
     *scale = (float)(2.0 * mean);
     return aq_grad_scale_valid(*scale);
 }
@@ -96,20 +85,6 @@ static bool quantizer(const struct aq_grad_codec *codec, float scale, struct aq_
     return aq_quant_scale(AQ_GRID_MIDTREAD, codec->config.bits, 0, scale, quant);
 }
 
-static const struct aq_grad_scaling mean_power = {.choose = choose, .quantizer = quantizer};
-
-static void lp_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
-                      float *error)
-{
-    aq_grad_rows_encode(codec, &mean_power, range, x, error);
-}
-
-static enum aq_status lp_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
-                                bool add, float *sum)
-{
-    return aq_grad_rows_decode(codec, &mean_power, range, weight, add, sum);
-}
-
 const struct aq_grad_kind aq_grad_codec_kind_lp = {
     .name = "lp",
     .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_NORM,
@@ -117,10 +92,10 @@ const struct aq_grad_kind aq_grad_codec_kind_lp = {
     .lossy = true,
     .config_default = lp_config_default,
     .config_check = lp_config_check,
-    .config_check_device = lp_config_check_device,
-    .bits = lp_bits,
     .grid = lp_grid,
     .scales = aq_grad_scales_bucket,
-    .encode = lp_encode,
-    .decode = lp_decode,
+    .choose = choose,
+    .quantizer = quantizer,
+    .encode = aq_grad_rows_encode,
+    .decode = aq_grad_rows_decode,
 };

@@ -30,12 +30,12 @@ static void push_zeros(struct aq_code_writer *writer, uint64_t n)
     }
 }
 
-static void encode_bucket(const struct aq_grad_codec *codec, const struct aq_grad_scaling *scaling, const float *y,
-                          float *error, uint64_t n, uint8_t **scale_at, struct aq_code_writer *writer)
+static void encode_bucket(const struct aq_grad_codec *codec, const float *y, float *error, uint64_t n,
+                          uint8_t **scale_at, struct aq_code_writer *writer)
 {
     struct aq_quant quant;
     float levels[AQ_GRAD_ROW + AQ_CODEC_PAD / 4], scale;
-    if (!scaling->choose(codec, y, n, &scale) || !scaling->quantizer(codec, scale, &quant)) {
+    if (!codec->kind->choose(codec, y, n, &scale) || !codec->kind->quantizer(codec, scale, &quant)) {
         aq_grad_put_scale(scale_at, INFINITY); /* decode refuses it; error holds what was not finite */
         push_zeros(writer, n);
         return;
@@ -49,8 +49,8 @@ static void encode_bucket(const struct aq_grad_codec *codec, const struct aq_gra
     }
 }
 
-void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad_scaling *scaling,
-                         const struct aq_grad_range *range, const float *x, float *error)
+void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
+                         float *error)
 {
     uint8_t scratch[8 + AQ_GRAD_ROW + AQ_CODEC_PAD];
     struct aq_code_writer writer;
@@ -68,14 +68,14 @@ void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad
         for (uint64_t at = 0; at < run.count; at += bucket) {
             const uint64_t n = least(run.count - at, bucket);
             float *e = error ? error + run.offset + at : NULL;
-            encode_bucket(codec, scaling, add_error(codec, x + run.offset + at, e, n), e, n, &scale_at, &writer);
+            encode_bucket(codec, add_error(codec, x + run.offset + at, e, n), e, n, &scale_at, &writer);
         }
     }
     aq_code_writer_flush(&writer);
 }
 
-enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const struct aq_grad_scaling *scaling,
-                                   const struct aq_grad_range *range, float weight, bool add, float *sum)
+enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
+                                   bool add, float *sum)
 {
     uint8_t scratch[16 + AQ_GRAD_ROW + AQ_CODEC_PAD];
     float levels[AQ_GRAD_ROW + AQ_CODEC_PAD / 4];
@@ -94,7 +94,7 @@ enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const stru
         for (uint64_t at = 0, row; at < run.count; at += row) {
             if (at % bucket == 0) {
                 const float scale = aq_grad_get_scale(&scale_at);
-                if (!aq_grad_scale_valid(scale) || !scaling->quantizer(codec, scale, &quant))
+                if (!aq_grad_scale_valid(scale) || !codec->kind->quantizer(codec, scale, &quant))
                     return aq_fail(AQ_CORRUPT, "grad", "the scale of float %llu is %g, which is not valid",
                                    (unsigned long long)(range->first + run.offset + at), (double)scale);
             }
@@ -115,9 +115,10 @@ static void clamp_half(float *values, size_t n)
         values[i] = values[i] > 65504.0f ? 65504.0f : values[i] < -65504.0f ? -65504.0f : values[i];
 }
 
-void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
-                          const float *x, float *error)
+void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
+                          float *error)
 {
+    const enum aq_row_kind kind = codec->kind->values;
     const size_t bytes = kind == AQ_ROW_FP32 ? 4 : 2;
     float values[AQ_GRAD_ROW + AQ_CODEC_PAD / 4];
     for (uint64_t at = 0; at < range->count; at += AQ_GRAD_ROW) {
@@ -135,9 +136,10 @@ void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_gra
     }
 }
 
-void aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
-                          float weight, bool add, float *sum)
+enum aq_status aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
+                                    bool add, float *sum)
 {
+    const enum aq_row_kind kind = codec->kind->values;
     const size_t bytes = kind == AQ_ROW_FP32 ? 4 : 2;
     float values[AQ_GRAD_ROW + AQ_CODEC_PAD / 4];
     for (uint64_t at = 0; at < range->count; at += AQ_GRAD_ROW) {
@@ -145,4 +147,5 @@ void aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_gra
         codec->rows->expand(range->codes + at * bytes, kind, n, values);
         codec->kernels->accumulate(values, n, weight, add, sum + at);
     }
+    return AQ_OK;
 }

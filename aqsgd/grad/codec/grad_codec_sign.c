@@ -25,12 +25,6 @@ static enum aq_status sign_config_check(const struct aq_grad_codec_config *confi
     return aq_fail(AQ_INVAL, "grad", "scale is \"%s\", must be l1 or l2", config->scale ? config->scale : "(none)");
 }
 
-static uint32_t sign_bits(const struct aq_grad_codec_config *config)
-{
-    (void)config;
-    return 1;
-}
-
 /* Bits at..at+n-1 of the stream from `bits`, n of them from the start of a byte; the rest of the stream's last byte is
  * kept. */
 static void splice(uint8_t *stream, uint64_t at, const uint8_t *bits, uint64_t n)
@@ -133,7 +127,7 @@ const struct aq_grad_kind aq_grad_codec_kind_sign = {
     .lossy = true,
     .config_default = sign_config_default,
     .config_check = sign_config_check,
-    .bits = sign_bits,
+    .code_bits = 1,
     .scales = aq_grad_scales_bucket,
     .encode = sign_encode,
     .decode = sign_decode,

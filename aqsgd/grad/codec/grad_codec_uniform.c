@@ -34,11 +34,6 @@ static enum aq_status uniform_config_check(const struct aq_grad_codec_config *co
     return aq_fail(AQ_INVAL, "grad", "grid is \"%s\", must be tread, rise or signed", config->grid);
 }
 
-static uint32_t uniform_bits(const struct aq_grad_codec_config *config)
-{
-    return config->bits;
-}
-
 static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale)
 {
     struct aq_span span;
@@ -52,20 +47,6 @@ static bool quantizer(const struct aq_grad_codec *codec, float scale, struct aq_
     return aq_quant_scale(uniform_grid(&codec->config), codec->config.bits, 0, scale, quant);
 }
 
-static const struct aq_grad_scaling absmax = {.choose = choose, .quantizer = quantizer};
-
-static void uniform_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
-                           float *error)
-{
-    aq_grad_rows_encode(codec, &absmax, range, x, error);
-}
-
-static enum aq_status uniform_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
-                                     bool add, float *sum)
-{
-    return aq_grad_rows_decode(codec, &absmax, range, weight, add, sum);
-}
-
 const struct aq_grad_kind aq_grad_codec_kind_uniform = {
     .name = "uniform",
     .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_GRID,
@@ -73,9 +54,10 @@ const struct aq_grad_kind aq_grad_codec_kind_uniform = {
     .lossy = true,
     .config_default = uniform_config_default,
     .config_check = uniform_config_check,
-    .bits = uniform_bits,
     .grid = uniform_grid,
     .scales = aq_grad_scales_bucket,
-    .encode = uniform_encode,
-    .decode = uniform_decode,
+    .choose = choose,
+    .quantizer = quantizer,
+    .encode = aq_grad_rows_encode,
+    .decode = aq_grad_rows_decode,
 };

@@ -8,12 +8,6 @@
 #include "cuda_grad.h"
 #include "grad_internal.h"
 
-static uint32_t vote_bits(const struct aq_grad_codec_config *config)
-{
-    (void)config;
-    return 1;
-}
-
 static void vote_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
                         float *error)
 {
@@ -34,7 +28,7 @@ const struct aq_grad_kind aq_grad_codec_kind_vote = {
     .gpu = AQ_CUDA_GRAD_VOTE,
     .signs_alone = true,
     .config_check = aq_grad_check_nothing,
-    .bits = vote_bits,
+    .code_bits = 1,
     .scales = aq_grad_scales_none,
     .encode = vote_encode,
     .decode = vote_decode,

@@ -100,13 +100,16 @@ struct aq_grad_kind {
     uint32_t gpu; /* enum aq_cuda_grad_kind: its kernels; 0: none */
     bool lossy;
     bool needs_errors; /* is no choice without error feedback: it forgets every size */
-    bool signs_alone; /* sizes are nothing to it: a mean is added up with weight 1, so that ties are exact zeros */
+    bool one_sided;    /* only workers code: the mean comes back in fp32, and no error is kept of it */
+    bool signs_alone;  /* sizes are nothing to it: a mean is added up with weight 1, so that ties are exact zeros */
     void (*config_default)(struct aq_grad_codec_config *out);
     enum aq_status (*config_check)(const struct aq_grad_codec_config *config);
-    /* AQ_NODEV, logged: a setting that its kernels do not know. NULL: they know all. */
-    enum aq_status (*config_check_device)(const struct aq_grad_codec_config *config);
     enum aq_codec_grid (*grid)(const struct aq_grad_codec_config *config); /* of kinds with levels, for kernels */
-    uint32_t (*bits)(const struct aq_grad_codec_config *config);                   /* of one code */
+    uint32_t code_bits;      /* of one code; 0: the setting `bits` */
+    enum aq_row_kind values; /* of the plain formats               */
+    /* Of kinds with levels. The scale of n values of y; it defines the quantizer `quant`. False: y is not finite. */
+    bool (*choose)(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale);
+    bool (*quantizer)(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant);
     uint64_t (*scales)(const struct aq_grad_codec_config *config, uint64_t count); /* of a run of `count` values */
     /* Of kinds that do not code each value: bytes of the codes of a range. NULL: by the bits. */
     uint64_t (*code_bytes)(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
@@ -115,22 +118,23 @@ struct aq_grad_kind {
                              bool add, float *sum);
 };
 
-/* For kinds whose codes are made row by row: the runs, the bit stream, the rows. See grad_codec_rows.c. */
-struct aq_grad_scaling {
-    /* The scale of n values of y; it defines the quantizer `quant`. False: y is not finite. */
-    bool (*choose)(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale);
-    bool (*quantizer)(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant);
-};
-void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad_scaling *scaling,
-                         const struct aq_grad_range *range, const float *x, float *error);
-enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const struct aq_grad_scaling *scaling,
-                                   const struct aq_grad_range *range, float weight, bool add, float *sum);
+/*
+ * `encode` and `decode` of kinds with levels, whose codes are made row by row, and of the plain formats, fp32, fp16 and
+ * bf16: values as they are. See grad_codec_rows.c.
+ */
+void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
+                         float *error);
+enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
+                                   bool add, float *sum);
+void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
+                          float *error);
+enum aq_status aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
+                                    bool add, float *sum);
 
-/* For fp32, fp16, bf16: values as they are. */
-void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
-                          const float *x, float *error);
-void aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
-                          float weight, bool add, float *sum);
+static inline uint32_t aq_grad_code_bits(const struct aq_grad_codec *codec)
+{
+    return codec->kind->code_bits ? codec->kind->code_bits : codec->config.bits;
+}
 
 /* Settings that a kind has not; bits, bucket, 2..8. */
 enum aq_status aq_grad_check_nothing(const struct aq_grad_codec_config *config);

@@ -50,7 +50,7 @@ static void lay_out(const struct aq_grad_codec *codec, uint64_t first, uint64_t 
     for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
         const uint64_t n = count - at < AQ_GRAD_PIECE ? count - at : AQ_GRAD_PIECE;
         const uint64_t bytes = aq_grad_codec_bytes(codec, first + at, n);
-        const uint64_t bits = codec->kind->bits(&codec->config), codes = n / 8 * bits + (n % 8 * bits + 7) / 8;
+        const uint64_t bits = aq_grad_code_bits(codec), codes = n / 8 * bits + (n % 8 * bits + 7) / 8;
         const uint32_t buckets = out->bucket_count;
         lay_piece(codec, first, at, n, wire_at, out);
         if (out->pieces != NULL)
@@ -86,9 +86,9 @@ static void kind_of(const struct aq_grad_codec *codec, struct aq_cuda_grad_table
     const struct aq_grad_codec_config *config = &codec->config;
     struct aq_quant quant;
     out->kind = codec->kind->gpu;
-    out->bits = codec->kind->bits(config);
+    out->bits = aq_grad_code_bits(codec);
     out->squares = config->scale != NULL && strcmp(config->scale, "l2") == 0;
-    out->infinite = isinf(config->norm) != 0;
+    out->norm = config->norm;
     if (!codec->kind->grid) return;
     const enum aq_codec_grid grid = codec->kind->grid(config);
     aq_quant_grid(grid, config->bits, &quant);

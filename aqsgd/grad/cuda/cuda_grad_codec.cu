@@ -8,7 +8,9 @@
  */
 #include "cuda_codec_math.cuh"
 
+#define AQ_ELEMENT static __device__ inline
 #include "cuda_grad.h"
+#include "grad_power.h"
 
 enum {
     GRAD_BLOCK = 256,
@@ -45,25 +47,30 @@ static __device__ inline bool finite64(double x)
     return ((unsigned long long)__double_as_longlong(x) >> 52 & 0x7ffu) != 0x7ffu;
 }
 
-/* lp with norm 1, where a row's magnitudes have no finite sum in binary32: over the largest, one after another. */
-static __device__ inline double mean_of_huge(const float *y, uint64_t n, float peak)
-{
-    double sum = 0.0;
-    for (uint64_t i = 0; i < n; i++)
-        sum = __dadd_rn(sum, __ddiv_rn((double)__uint_as_float(magnitude_of(y[i])), (double)peak));
-    return __dmul_rn((double)peak, __ddiv_rn(sum, (double)n));
-}
-
-/* Is the scale a mean of magnitudes that all rows add up to? The same answer in the whole block. */
+/* Is the scale a mean over all rows? The same answer in the whole block. */
 static __device__ inline bool wants_rows(const struct aq_cuda_grad_tables &tables, uint32_t peak)
 {
-    return tables.kind == AQ_CUDA_GRAD_LP && !tables.infinite && peak > 0 && peak < INFINITE_BITS;
+    return tables.kind == AQ_CUDA_GRAD_LP && is_finite(tables.norm) && peak > 0 && peak < INFINITE_BITS;
 }
 
-/*
- * The sum of all rows' sums of magnitudes, in the order of rows; thread 0's is it. Each warp adds up its own rows.
- */
-static __device__ inline double sum_of_rows(const float *y, uint64_t n, float *rows)
+/* What is added up: magnitudes in binary32, terms of a norm, values that are not zero. */
+enum row_sum { ROW_MAGNITUDES, ROW_TERMS, ROW_NOT_ZERO };
+
+static __device__ inline double sum_of_row(const float *y, uint64_t n, enum row_sum what, float norm, float largest,
+                                           uint32_t lane)
+{
+    double sum = 0.0;
+    if (what == ROW_MAGNITUDES) return (double)sum_of(y, n, false, lane);
+    for (uint64_t i = lane; i < n; i += WARP)
+        sum = __dadd_rn(sum, what == ROW_TERMS ? element_norm_term(y[i], norm, largest) : (double)(y[i] != 0.0f));
+    for (int width = WARP / 2; width > 0; width /= 2)
+        sum = __dadd_rn(sum, __shfl_down_sync(WHOLE_WARP, sum, (unsigned)width));
+    return sum; /* lane 0's */
+}
+
+/* The sum of all rows' sums, in the order of rows, in the whole block. Each warp adds up its own rows. */
+static __device__ inline double sum_of_rows(const float *y, uint64_t n, enum row_sum what, float norm, float largest,
+                                            double *rows)
 {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     double sum = 0.0;
@@ -72,25 +79,34 @@ static __device__ inline double sum_of_rows(const float *y, uint64_t n, float *r
         const uint32_t count = left < GRAD_ROWS ? (uint32_t)left : (uint32_t)GRAD_ROWS;
         for (uint32_t row = warp; row < count; row += GRAD_WARPS) {
             const uint64_t at = from + (uint64_t)row * GRAD_ROW;
-            const float one = sum_of(y + at, n - at < GRAD_ROW ? n - at : (uint64_t)GRAD_ROW, false, lane);
+            const uint64_t floats = n - at < GRAD_ROW ? n - at : (uint64_t)GRAD_ROW;
+            const double one = sum_of_row(y + at, floats, what, norm, largest, lane);
             if (lane == 0) rows[row] = one;
         }
         __syncthreads();
-        for (uint32_t row = 0; row < count && threadIdx.x == 0; row++)
-            sum = __dadd_rn(sum, (double)rows[row]);
+        for (uint32_t row = 0; row < count; row++)
+            sum = __dadd_rn(sum, rows[row]);
         __syncthreads();
     }
     return sum;
 }
 
-/* The scale of uniform and lp; infinity where y is not finite. */
-static __device__ inline float level_scale(const struct aq_cuda_grad_tables &tables, const float *y, uint64_t n,
-                                           uint32_t peak, double sum)
+/* lp: the mean of its norm, in the whole block. */
+static __device__ inline double mean_of_rows(float norm, const float *y, uint64_t n, uint32_t peak, double *rows)
 {
     const float largest = __uint_as_float(peak);
+    double sum = norm == 1.0f ? sum_of_rows(y, n, ROW_MAGNITUDES, norm, largest, rows) : 0.0;
+    if (norm == 1.0f && finite64(sum)) return __ddiv_rn(sum, (double)n);
+    sum = sum_of_rows(y, n, ROW_TERMS, norm, largest, rows); /* of a row of enormous values, too */
+    const double count = norm == AQ_GRAD_NORM_L0 ? sum_of_rows(y, n, ROW_NOT_ZERO, norm, largest, rows) : (double)n;
+    return element_norm_mean(sum, count, norm, largest);
+}
+
+/* The scale of uniform and lp; infinity where y is not finite. */
+static __device__ inline float level_scale(const struct aq_cuda_grad_tables &tables, uint32_t peak, double mean)
+{
     if (peak >= INFINITE_BITS) return __uint_as_float(INFINITE_BITS);
-    if (!wants_rows(tables, peak)) return largest;
-    const double mean = finite64(sum) ? __ddiv_rn(sum, (double)n) : mean_of_huge(y, n, largest);
+    if (!wants_rows(tables, peak)) return __uint_as_float(peak);
     const float scale = __double2float_rn(__dmul_rn(2.0, mean));
     return is_finite(scale) ? scale : __uint_as_float(INFINITE_BITS);
 }
@@ -119,14 +135,14 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
     grad_scales(const __grid_constant__ struct aq_cuda_grad_tables tables, const float *x, float *error, uint8_t *wire)
 {
     AQ_SHARED(uint32_t, peaks, [GRAD_WARPS]);
-    AQ_SHARED(float, rows, [GRAD_ROWS]);
+    AQ_SHARED(double, rows, [GRAD_ROWS]);
     const uint64_t at = blockIdx.x;
     const struct aq_cuda_grad_bucket bucket = tables.buckets[at];
     if (bucket.padding) return;
     if (error != NULL) error += bucket.offset;
     const uint32_t peak = owed_and_peak(x + bucket.offset, error, bucket.count, peaks);
     const float *y = error != NULL ? error : x + bucket.offset;
-    const double sum = wants_rows(tables, peak) ? sum_of_rows(y, bucket.count, rows) : 0.0;
+    const double mean = wants_rows(tables, peak) ? mean_of_rows(tables.norm, y, bucket.count, peak, rows) : 0.0;
     if (threadIdx.x >= WARP) return;
     struct step step = {0.0f, 0.0f};
     float scale;
@@ -135,7 +151,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
         step.unit = scale;
     } else {
         if (threadIdx.x > 0) return;
-        scale = level_scale(tables, y, bucket.count, peak, sum);
+        scale = level_scale(tables, peak, mean);
         if (!is_finite(scale) || !step_of_scale(tables.grid, tables.bits, 0, scale, &step)) {
             scale = __uint_as_float(INFINITE_BITS); /* decode refuses it; error holds what was not finite */
             step.unit = __uint_as_float(0x7fc00000u);

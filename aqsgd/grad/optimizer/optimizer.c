@@ -194,6 +194,7 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
         return AQ_OK;
     AQ_TRY(aq_optimizer_take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR,
                              &optimizer->worker_error));
+    if (aq_grad_codec_config_one_sided(&config->reduce)) return AQ_OK;
     return aq_optimizer_take_server(optimizer, "server_error", optimizer->parameters, &optimizer->server_error);
 }
 
@@ -205,6 +206,7 @@ static enum aq_status place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_outer_place(optimizer));
     AQ_TRY(aq_optimizer_predict_place(optimizer));
     AQ_TRY(aq_optimizer_average_place(optimizer));
+    AQ_TRY(aq_optimizer_kept_place(optimizer));
     return aq_optimizer_choice_place(optimizer);
 }
 
@@ -213,6 +215,10 @@ static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq
 {
     const bool plain = aq_grad_codec_config_plain(&optimizer->config.reduce) || optimizer->config.reduce_automatic;
     if (optimizer->group.size == 1 || plain || optimizer->measuring || optimizer->parameters == 0) return AQ_OK;
+    struct aq_grad_codec_config fp32;
+    aq_grad_codec_config_default(&fp32, "fp32");
+    if (aq_grad_codec_config_one_sided(&optimizer->config.reduce))
+        AQ_TRY(aq_grad_codec_open(&fp32, tensors, tensor_count, optimizer->parameters, &optimizer->fp32));
     return aq_grad_codec_open(&optimizer->config.reduce, tensors, tensor_count, optimizer->parameters,
                               &optimizer->codec);
 }
@@ -317,15 +323,11 @@ bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config)
 
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
-    const struct aq_optimizer_kind *kind = find_kind(config->kind);
     char unread[AQ_OPTIMIZER_WHY_BYTES];
-    if (config->reduce.kind && !aq_grad_codec_config_on_gpu(&config->reduce)) {
-        snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
-                 "reduce.codec %s has no kernels for a GPU; take q8..q2, sign, bf16, fp16 or fp32",
-                 config->reduce.kind);
-        return AQ_NODEV;
-    }
-    return kind && kind->config_check_device ? kind->config_check_device(config, why ? why : unread) : AQ_OK;
+    if (!config->reduce.kind || aq_grad_codec_config_on_gpu(&config->reduce)) return AQ_OK;
+    snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
+             "reduce.codec %s has no kernels for a GPU; take q8..q2, sign, bf16, fp16 or fp32", config->reduce.kind);
+    return AQ_NODEV;
 }
 
 const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimizer)
@@ -394,6 +396,7 @@ void aq_optimizer_close(struct aq_optimizer *optimizer)
             aq_device_free(optimizer->device, piece->where, piece->memory, piece->bytes);
     }
     aq_grad_codec_close(optimizer->codec);
+    aq_grad_codec_close(optimizer->fp32);
     for (uint32_t t = 0; optimizer->tensors && t < optimizer->tensor_count; t++)
         aq_free((void *)(uintptr_t)optimizer->tensors[t].name);
     aq_free(optimizer->tensors);
@@ -509,6 +512,11 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
     optimizer->call =
         (struct aq_optimizer_call){.void_step = true, .parameters = parameters, .step = step, .stream = stream};
     return aq_optimizer_predict_leave(optimizer);
+}
+
+void aq_optimizer_missed(struct aq_optimizer *optimizer, uint64_t steps)
+{
+    optimizer->missed = steps;
 }
 
 /* The update, or of a void step what is due all the same. */

@@ -25,8 +25,6 @@
 
 enum { AQ_OPTIMIZER_STATES_MAX = 12, AQ_OPTIMIZER_SCRATCH_MAX = 16 };
 
-typedef void aq_flat_run(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
-
 struct aq_optimizer_array {
     struct aq_optimizer_state_info info;
     enum aq_memory_kind where;
@@ -54,6 +52,7 @@ struct aq_optimizer_call {
     struct aq_stream *stream;
     struct aq_optimizer_ending ending; /* of the update; gradients NULL: none */
     struct aq_fused before, after;     /* what goes along with the reduction that was asked for */
+    bool after_waits;                  /* it does not go along: aq_optimizer_asked does it */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -85,11 +84,13 @@ struct aq_optimizer {
     bool measuring;
     uint64_t measured;
     struct aq_grad_codec *codec;        /* of config.reduce, with W > 1 */
+    struct aq_grad_codec *fp32;         /* what comes back to a codec that is one-sided; else NULL */
     float *worker_error, *server_error; /* of config.reduce, where they are kept */
     float *choice; /* the candidate's number + 1, where the codec is chosen under way (grad_choice.c); 0: none yet */
     struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
     struct {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
+        float *kept;               /* a movement, then the errors; NULL: not config.outer_retries */
     } outer;                       /* optimizer_outer.c */
     float *weights;                /* optimizer_versions.c: `predict`'s; NULL: they are the parameters */
     struct {
@@ -101,7 +102,8 @@ struct aq_optimizer {
     double gauge;
     struct aq_optimizer_figure figures[AQ_OPTIMIZER_FIGURES_MAX]; /* of the last update: aq_optimizer_figure_set */
     uint32_t figure_count;
-    void *own; /* the kind's, from scratch memory */
+    void *own;       /* the kind's, from scratch memory */
+    uint64_t missed; /* aq_optimizer_missed */
     struct aq_optimizer_call call;
 };
 
@@ -122,8 +124,6 @@ struct aq_optimizer_kind {
     bool ends;        /* update does what the call's `ending` asks for */
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero except its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
-    /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */
-    enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
     /* aq_optimizer_config_takes. NULL: any codec; but gradients need sizes, and momenta are of no low rank. */
     const char *(*takes)(const struct aq_optimizer_config *config);
     /* aq_optimizer_config_codes. NULL: it does. */
@@ -188,8 +188,8 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
 void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
 /*
  * The same, with kernels over x before and after it (AQ_FUSED_NONE: none), without sums: along with the reduction where
- * it goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked
- * for, and in the next round, which starts with aq_optimizer_asked.
+ * it goes through a codec, so that they are done in the cache and while other pieces travel; else, and where it may be
+ * made again, before it is asked for, and in the next round, which starts with aq_optimizer_asked.
  */
 enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_fused *before,
                                       const struct aq_fused *after, struct aq_reduce *out);
@@ -206,6 +206,7 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 bool aq_optimizer_is_local(const struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config, bool averages_gradients);
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_kept_place(struct aq_optimizer *optimizer); /* the errors have their place */
 /* After the update of a step, whatever its gradient; does nothing unless a round ends. */
 enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
 
@@ -227,8 +228,6 @@ enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct a
  * it changes any, it waits for kernels that may still read the last ones.
  */
 enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of);
-/* run(optimizer, piece, index) for every piece, on the pool: host memory. */
-void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run);
 /* sums[t] = sum `which` of tensor t's pieces, added up in order; the largest of them. */
 void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
 void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums);

@@ -36,8 +36,8 @@ static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t roun
     kernel.cleared = ending->gradients;
     kernel.rounded = ending->rounded;
     kernel.halves = ending->type == AQ_F16;
-    kernel.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step);
-    kernel.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step);
+    kernel.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step - optimizer->missed);
+    kernel.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step - optimizer->missed);
     return aq_optimizer_fused(optimizer, &kernel);
 }
 

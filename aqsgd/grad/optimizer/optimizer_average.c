@@ -3,7 +3,8 @@
  * warm-up of the others does.
  *
  * Through a lossy codec with errors kept on both sides it is DoubleSqueeze (Tang et al. 2019), which 1-bit Adam's
- * compressed allreduce carries. Through PowerSGD it takes two rounds (optimizer_low_rank.c).
+ * compressed allreduce carries; with a codec that is one-sided it is SLAMB's Algorithm 2. Through PowerSGD it takes two
+ * rounds (optimizer_low_rank.c).
  */
 #include "optimizer.h"
 #include "optimizer_low_rank.h"
@@ -21,7 +22,8 @@ void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce
         .kind = AQ_REDUCE_MEAN, .x = x, .count = optimizer->parameters, .step = optimizer->call.step};
     if (!optimizer->codec) return;
     out->kind = AQ_REDUCE_COMPRESSED;
-    out->worker = out->server = optimizer->codec;
+    out->worker = optimizer->codec;
+    out->server = optimizer->fp32 ? optimizer->fp32 : optimizer->codec;
     if (!aq_grad_codec_config_lossy(aq_grad_codec_config_of(optimizer->codec))) return;
     out->worker_error = optimizer->worker_error;
     out->server_error = optimizer->server_error;

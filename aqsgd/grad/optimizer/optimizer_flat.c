@@ -70,24 +70,6 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
     return optimizer->isolated ? copy_tables(optimizer, piece_bytes, sum_bytes, value_bytes) : AQ_OK;
 }
 
-struct each {
-    struct aq_optimizer *optimizer;
-    aq_flat_run *run;
-};
-
-static void run_piece(uint32_t piece, void *context)
-{
-    const struct each *each = context;
-    each->run(each->optimizer, &each->optimizer->pieces[piece], piece);
-}
-
-void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run)
-{
-    struct each each = {.optimizer = optimizer, .run = run};
-    if (optimizer->piece_count == 0) return;
-    aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
-}
-
 /* ---- kernels ---- */
 
 struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
@@ -238,7 +220,8 @@ enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, 
     AQ_ASSERT(aq_fused_sums(before->kind) == 0 && aq_fused_sums(after->kind) == 0);
     call->before = *before;
     call->after = *after;
-    if (out->kind != AQ_REDUCE_COMPRESSED) return before->kind ? aq_optimizer_fused(optimizer, before) : AQ_OK;
+    call->after_waits = out->kind != AQ_REDUCE_COMPRESSED || optimizer->config.outer_retries;
+    if (call->after_waits) return before->kind ? aq_optimizer_fused(optimizer, before) : AQ_OK;
     out->before = before->kind ? go_before : NULL;
     out->after = after->kind ? go_after : NULL;
     out->work = optimizer;
@@ -247,7 +230,7 @@ enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, 
 
 enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer)
 {
-    if (optimizer->codec || !optimizer->call.after.kind) return AQ_OK;
+    if (!optimizer->call.after_waits || !optimizer->call.after.kind) return AQ_OK;
     return aq_optimizer_fused(optimizer, &optimizer->call.after);
 }
 

@@ -11,6 +11,9 @@
  * form "norm" clips the norm instead of the ratio, as LAMB's own algorithm has it (and SLAMB's equation 1):
  *
  *     c = clip(||x||, coefficient_min, coefficient_max) / ||u||; 1 where ||u|| is 0, which moves nothing
+ *
+ * form "printed" is 1-bit LAMB's equation 1 to the letter, with bias_correction: false: u = m / sqrt(v + eps), and c of
+ * ||x|| = 0 is coefficient_min.
  */
 #include "optimizer_lamb.h"
 
@@ -42,11 +45,22 @@ static void lamb_config_default(struct aq_optimizer_config *out)
     out->bias_correction = true;
 }
 
+bool aq_lamb_printed(const struct aq_optimizer_config *config)
+{
+    return config->form && strcmp(config->form, "printed") == 0;
+}
+
 float aq_lamb_clip(double x2, double u2, float least, float most)
 {
     if (!(x2 > 0.0 && u2 > 0.0)) return 1.0f;
     const float ratio = (float)(sqrt(x2) / sqrt(u2));
     return ratio < least ? least : ratio > most ? most : ratio;
+}
+
+void aq_lamb_inside(struct aq_fused *kernel)
+{
+    kernel->inside = kernel->eps;
+    kernel->eps = 0.0f;
 }
 
 /* Form norm. */
@@ -68,16 +82,20 @@ static void state_figure(struct aq_optimizer *optimizer, const struct aq_lamb *l
 enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
 {
     const struct aq_optimizer_config *config = &optimizer->config;
-    const uint64_t step = optimizer->call.step;
+    const uint64_t step = optimizer->call.step - optimizer->missed;
+    const bool printed = aq_lamb_printed(config);
     struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, AQ_FUSED_LAMB_MOMENTS, lamb->m, lamb->v);
+    if (printed) aq_lamb_inside(&kernel);
     kernel.k1 = aq_optimizer_correct(optimizer, config->beta1, step);
     kernel.k2 = aq_optimizer_correct(optimizer, config->beta2, step);
     AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     aq_optimizer_fold(optimizer, 0, lamb->x2);
     aq_optimizer_fold(optimizer, 1, lamb->u2);
-    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         lamb->coefficient[t] = (lamb->norm ? norm_clip : aq_lamb_clip)(
             lamb->x2[t], lamb->u2[t], config->coefficient_min, config->coefficient_max);
+        if (printed && lamb->x2[t] == 0.0) lamb->coefficient[t] = config->coefficient_min;
+    }
     state_figure(optimizer, lamb);
     AQ_TRY(aq_optimizer_values(optimizer, 1, lamb->coefficient));
     kernel.kind = AQ_FUSED_LAMB_STEP;
@@ -105,8 +123,8 @@ static bool is_norm(const struct aq_optimizer_config *config)
 
 static enum aq_status lamb_config_check(const struct aq_optimizer_config *config)
 {
-    if (config->form && strcmp(config->form, "ratio") != 0 && !is_norm(config))
-        return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be ratio or norm", config->form);
+    if (config->form && strcmp(config->form, "ratio") != 0 && !is_norm(config) && !aq_lamb_printed(config))
+        return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be ratio, norm or printed", config->form);
     return aq_lamb_config_check(config);
 }
 

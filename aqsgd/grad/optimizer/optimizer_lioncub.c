@@ -262,6 +262,7 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     kernel.count = optimizer->parameters;
     kernel.lane_bits = optimizer->config.lane_bits;
     kernel.size = (float)own->levels;
+    kernel.norm = optimizer->config.reduce.norm;
     kernel.tie = optimizer->call.step % 2 == 1;
     /* Twice the sum of votes, or the sum of Q + K: a tie is equal to this. */
     kernel.times = own->levels ? 1 : 2;
@@ -373,24 +374,12 @@ static enum aq_status fused_words(struct aq_optimizer *optimizer, enum aq_fused_
     return fused_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
-/* Of a norm that is neither 1, L0 nor infinity: the C library's powers, in host memory. */
-static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct lioncub *own = optimizer->own;
-    const float *c = own->c + piece->first, norm = optimizer->config.reduce.norm;
-    double sum = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++)
-        sum += pow(fabs((double)c[i]), (double)norm);
-    aq_optimizer_sums(optimizer, index)[0] = sum;
-}
-
 /* M by tensor, or rather 2 M; of L0 from logarithms, of others from sums of powers. */
 static void fold_means(struct aq_optimizer *optimizer)
 {
     struct lioncub *own = optimizer->own;
     const float norm = optimizer->config.reduce.norm;
     const bool geometric = norm == AQ_GRAD_NORM_L0;
-    if (!geometric && norm != 1.0f) aq_optimizer_each(optimizer, power_piece);
     aq_optimizer_fold(optimizer, 0, own->mean);
     if (geometric) aq_optimizer_fold(optimizer, 1, own->counts);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
@@ -452,8 +441,10 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
 static enum aq_status make_vector(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const bool geometric = optimizer->config.reduce.norm == AQ_GRAD_NORM_L0;
-    const enum aq_fused_kind sizes = geometric ? AQ_FUSED_LIONCUB_VECTOR_LOGS : AQ_FUSED_LIONCUB_VECTOR_SIZES;
+    const float norm = optimizer->config.reduce.norm;
+    const enum aq_fused_kind sizes = norm == AQ_GRAD_NORM_L0         ? AQ_FUSED_LIONCUB_VECTOR_LOGS
+                                     : norm == 1.0f || isinf(norm) ? AQ_FUSED_LIONCUB_VECTOR_SIZES
+                                                                   : AQ_FUSED_LIONCUB_VECTOR_POWERS;
     const struct aq_fused vector = kernel_of(optimizer, own->levels ? sizes : AQ_FUSED_LIONCUB_VECTOR);
     return aq_optimizer_fused(optimizer, &vector);
 }
@@ -518,23 +509,10 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
     return lioncub_due(optimizer, round - votes - 1 - measures, out);
 }
 
-/* Sums of other powers are the C library's (pow), and no GPU has its bits. */
-static enum aq_status lioncub_config_check_device(const struct aq_optimizer_config *config, char *why)
-{
-    const float norm = config->reduce.norm;
-    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm) ||
-        norm == AQ_GRAD_NORM_L0)
-        return AQ_OK;
-    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 0, 1 and inf",
-             (double)norm);
-    return AQ_NODEV;
-}
-
 const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .name = "lioncub",
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,
-    .config_check_device = lioncub_config_check_device,
     .takes = lioncub_takes,
     .codes = lioncub_codes,
     .traffic = lioncub_traffic,

@@ -12,10 +12,12 @@
  *     line 20, 21  x -= lr r c_avg (m / (sqrt(v_Tw) + eps) + weight_decay x)
  *
  * Differs from the paper: where ||x|| or ||u|| of a tensor is 0, c is 1 and not clipped, as in the published code
- * (equation 1 would clip 0 to c_min: a bias that starts as zeros would hardly move); eps added to the root, and the
- * decay, which the algorithm does not have. form "sqrt" is DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)),
- * blended with 1 by ||u|| / ||u + decay||, clipped to [ratio_min, ratio_max] first and to the threshold then. No bias
- * corrections, as equation 1. Parameters whose sqrt(v_Tw) is below 1e-6 of the root mean square of their tensor have no
+ * (equation 1 would clip 0 to c_min: a bias that starts as zeros would hardly move); eps added to the root (equation 1:
+ * to the variance), and the decay, which the algorithm does not have. form "printed" has clip and eps as equation 1.
+ * form "analysis" multiplies the errors of both sides by c(t-2) / c(t-1) first, where c = r c_avg: A.9.1, which
+ * Algorithm 1 has not. form "sqrt" is DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)), blended with 1 by
+ * ||u|| / ||u + decay||, clipped to [ratio_min, ratio_max] first and to the threshold then. No bias corrections, as
+ * equation 1. Parameters whose sqrt(v_Tw) is below 1e-6 of the root mean square of their tensor have no
  * gradient: they only decay, and have no part in r (aq_optimizer_noise_drop in optimizer.h has the reason). Defaults:
  * the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
  */
@@ -31,6 +33,7 @@ struct onebit_lamb {
     float *last;                      /* m of the step before */
     double *most, *plain2, *decayed2; /* by tensor */
     float *number;                    /* by tensor, for a kernel */
+    float *before;                    /* form analysis: r of the step before the last; else NULL */
     bool root;
 };
 
@@ -49,6 +52,11 @@ static void onebit_lamb_config_default(struct aq_optimizer_config *out)
     out->reduce.scale = "l2";
 }
 
+static bool analysed(const struct aq_optimizer_config *config)
+{
+    return config->form && strcmp(config->form, "analysis") == 0;
+}
+
 static enum aq_status onebit_lamb_config_check(const struct aq_optimizer_config *config)
 {
     AQ_TRY(aq_lamb_config_check(config));
@@ -62,7 +70,8 @@ static enum aq_status onebit_lamb_config_check(const struct aq_optimizer_config 
     if (config->freeze_ratio != 0.0f || config->bias_correction)
         return aq_fail(AQ_INVAL, "optimizer", "onebit_lamb has neither freeze_ratio nor bias_correction");
     if (config->form && (strcmp(config->form, "paper") == 0 || strcmp(config->form, "sqrt") == 0)) return AQ_OK;
-    return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be paper or sqrt",
+    if (aq_lamb_printed(config) || analysed(config)) return AQ_OK;
+    return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be paper, printed, analysis or sqrt",
                    config->form ? config->form : "(none)");
 }
 
@@ -81,6 +90,8 @@ static enum aq_status onebit_lamb_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take_few(optimizer, "coefficient", tensors, AQ_STATE_REPLICATED, &own->average));
     AQ_TRY(aq_optimizer_take_few(optimizer, "ratio", tensors, AQ_STATE_REPLICATED, &own->ratio));
     AQ_TRY(aq_optimizer_take_few(optimizer, "momentum_scale", tensors, AQ_STATE_REPLICATED, &own->scale));
+    if (analysed(&optimizer->config))
+        AQ_TRY(aq_optimizer_take_few(optimizer, "ratio_before", tensors, AQ_STATE_REPLICATED, &own->before));
     AQ_TRY(aq_optimizer_noise_place(optimizer));
     AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)n * sizeof(float), &memory));
     own->last = memory;
@@ -93,6 +104,8 @@ static enum aq_status onebit_lamb_place(struct aq_optimizer *optimizer)
         own->root = strcmp(optimizer->config.form, "sqrt") == 0;
         for (size_t t = 0; t < tensors; t++)
             own->ratio[t] = 1.0f;
+        for (size_t t = 0; t < tensors && own->before; t++)
+            own->before[t] = 1.0f;
     }
     return aq_optimizer_take_errors(optimizer);
 }
@@ -108,6 +121,7 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
 {
     const struct onebit_lamb *own = optimizer->own;
     struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, kind, own->lamb.m, own->lamb.v);
+    if (aq_lamb_printed(&optimizer->config)) aq_lamb_inside(&kernel);
     kernel.frozen = own->frozen_v;
     kernel.last = own->last;
     return kernel;
@@ -158,6 +172,17 @@ static enum aq_status set_scales(struct aq_optimizer *optimizer)
     return aq_optimizer_values(optimizer, 3, own->number);
 }
 
+/* A.9.1: errors as large as the steps that they were made for. c_avg, which is fixed now, cancels out. */
+static enum aq_status scale_errors(struct aq_optimizer *optimizer)
+{
+    struct onebit_lamb *own = optimizer->own;
+    const struct aq_fused errors = kernel_of(optimizer, AQ_FUSED_ONEBIT_LAMB_ERRORS);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->number[t] = own->before[t] / own->ratio[t];
+    AQ_TRY(aq_optimizer_values(optimizer, 4, own->number));
+    return aq_optimizer_fused(optimizer, &errors);
+}
+
 static float clip(float value, float least, float most)
 {
     return value < least ? least : value > most ? most : value;
@@ -194,6 +219,7 @@ static enum aq_status step_with_ratio(struct aq_optimizer *optimizer)
     if (own->root) aq_optimizer_fold(optimizer, 2, own->decayed2);
     double ratios = 0.0, numbers = 0.0;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        if (own->before) own->before[t] = own->ratio[t];
         own->ratio[t] = next_ratio(optimizer, t);
         own->number[t] = own->ratio[t] * own->average[t];
         ratios += (double)own->ratio[t];
@@ -212,6 +238,7 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
     if (aq_optimizer_step_read(own->frozen) == 0) return warm_up(optimizer);
     AQ_TRY(aq_optimizer_noise_drop(optimizer, own->frozen_v));
     AQ_TRY(set_scales(optimizer));
+    if (own->before && optimizer->group.size > 1) AQ_TRY(scale_errors(optimizer));
     const struct aq_fused scale = kernel_of(optimizer, AQ_FUSED_ONEBIT_LAMB_SCALE), none = {.kind = AQ_FUSED_NONE};
     if (optimizer->group.size > 1) return aq_optimizer_ask_along(optimizer, own->lamb.m, &scale, &none, out);
     AQ_TRY(aq_optimizer_fused(optimizer, &scale));

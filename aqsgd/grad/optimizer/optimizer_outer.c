@@ -66,6 +66,60 @@ enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer)
                              &optimizer->outer.momentum);
 }
 
+static bool is_error(const struct aq_optimizer_state_info *info)
+{
+    return info->belongs == AQ_STATE_WORKER_ERROR || info->belongs == AQ_STATE_SERVER_ERROR;
+}
+
+enum aq_status aq_optimizer_kept_place(struct aq_optimizer *optimizer)
+{
+    uint64_t floats = optimizer->parameters;
+    void *kept;
+    if (!aq_optimizer_is_local(optimizer) || !optimizer->config.outer_retries || floats == 0) return AQ_OK;
+    for (uint32_t i = 0; i < optimizer->state_count; i++)
+        if (is_error(&optimizer->states[i].info)) floats += optimizer->states[i].info.count;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, floats * sizeof(float), &kept));
+    optimizer->outer.kept = kept;
+    return AQ_OK;
+}
+
+static enum aq_status kept_copy(struct aq_optimizer *optimizer, float *values, uint64_t count, float *kept, bool back)
+{
+    return aq_device_copy(optimizer->device, back ? values : kept, back ? kept : values, count * sizeof *values,
+                          optimizer->call.stream);
+}
+
+static enum aq_status kept_copies(struct aq_optimizer *optimizer, bool back)
+{
+    float *kept = optimizer->outer.kept;
+    AQ_ASSERT(kept && optimizer->call.parameters);
+    AQ_TRY(kept_copy(optimizer, optimizer->call.parameters, optimizer->parameters, kept, back));
+    kept += optimizer->parameters;
+    for (uint32_t i = 0; i < optimizer->state_count; i++) {
+        const struct aq_optimizer_array *array = &optimizer->states[i];
+        if (!is_error(&array->info) || array->info.count == 0) continue;
+        AQ_TRY(kept_copy(optimizer, array->values, array->info.count, kept, back));
+        kept += array->info.count;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_keep(struct aq_optimizer *optimizer)
+{
+    return kept_copies(optimizer, false);
+}
+
+enum aq_status aq_optimizer_put_back(struct aq_optimizer *optimizer)
+{
+    return kept_copies(optimizer, true);
+}
+
+void aq_optimizer_ask_again(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    AQ_ASSERT(optimizer->outer.kept && optimizer->call.parameters);
+    aq_optimizer_ask(optimizer, optimizer->call.parameters, out);
+}
+
 static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     struct aq_fused kernel = aq_optimizer_fused_of(optimizer, kind);

@@ -115,13 +115,6 @@ static float density_at(const struct aq_optimizer_config *config, uint64_t step)
     return (float)pow((double)config->density, (double)step / (double)config->density_steps);
 }
 
-/* Of the steps 1 to density_steps: a geometric series. */
-static double mean_density(const struct aq_optimizer_config *config)
-{
-    const double n = (double)config->density_steps, factor = pow((double)config->density, 1.0 / fmax(n, 1.0));
-    return factor < 1.0 ? factor * (1.0 - pow(factor, n)) / (1.0 - factor) / fmax(n, 1.0) : 1.0;
-}
-
 /* The mean of what masks take. */
 static void slamb_traffic(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out)
 {
@@ -132,8 +125,9 @@ static void slamb_traffic(const struct aq_optimizer_sent *sent, struct aq_optimi
     const uint64_t value = (aq_grad_codec_config_plain(&config->reduce) ? 4 : 2) * (config->sync_gradient ? 2 : 1);
     out->step_bytes = (dense + (uint64_t)((double)config->density * (double)sparse)) * value;
     out->warmup_steps = config->density_steps;
-    out->warmup_falls = config->density_steps > 0;
-    out->warmup_bytes = (dense + (uint64_t)(mean_density(config) * (double)sparse)) * value;
+    out->warmup_bytes = dense * value;
+    out->falling_bytes = sparse * value;
+    out->falling = config->density_steps ? pow((double)config->density, 1.0 / (double)config->density_steps) : 0.0;
     out->every = config->sync_every;
     out->every_bytes = sent->parameters * sizeof(float);
     out->last = true;

@@ -6,6 +6,8 @@
  * of `reduce`, in each step. tests/aqsgd/test_optimizer_rules.c compares these numbers with the reductions that are
  * asked for.
  */
+#include <math.h>
+
 #include "optimizer.h"
 #include "optimizer_low_rank.h"
 
@@ -17,6 +19,7 @@ static enum aq_status coded_bytes(const struct aq_optimizer_sent *sent, uint64_t
     AQ_TRY(aq_grad_codec_open(&config, sent->tensors, sent->tensor_count, sent->parameters, &codec));
     *out = aq_grad_codec_bytes_pieces(codec, 0, sent->parameters);
     aq_grad_codec_close(codec);
+    if (aq_grad_codec_config_one_sided(&config)) *out = (*out + sent->parameters * sizeof(float)) / 2;
     return AQ_OK;
 }
 
@@ -41,12 +44,19 @@ enum aq_status aq_optimizer_config_traffic(const struct aq_optimizer_config *con
     return AQ_OK;
 }
 
+uint64_t aq_optimizer_traffic_warm(const struct aq_optimizer_traffic *traffic, uint64_t steps)
+{
+    const uint64_t warm = steps < traffic->warmup_steps ? steps : traffic->warmup_steps;
+    const double n = (double)warm, f = traffic->falling, sum = f < 1.0 ? f * (1.0 - pow(f, n)) / (1.0 - f) : n;
+    return warm * traffic->warmup_bytes + (uint64_t)(sum * (double)traffic->falling_bytes);
+}
+
 uint64_t aq_optimizer_traffic_bytes(const struct aq_optimizer_traffic *traffic, uint64_t steps)
 {
     const uint64_t warm = steps < traffic->warmup_steps ? steps : traffic->warmup_steps;
     uint64_t times = traffic->every ? steps / traffic->every : 0;
     if (traffic->every && traffic->last && steps % traffic->every != 0) times++;
     const uint64_t measures = traffic->measure_every ? steps / traffic->measure_every : 0;
-    return warm * traffic->warmup_bytes + (steps - warm) * traffic->step_bytes + times * traffic->every_bytes +
-           measures * traffic->measure_bytes;
+    return aq_optimizer_traffic_warm(traffic, steps) + (steps - warm) * traffic->step_bytes +
+           times * traffic->every_bytes + measures * traffic->measure_bytes;
 }

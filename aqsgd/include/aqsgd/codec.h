@@ -149,9 +149,6 @@ void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients);
  * store and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
 
-/* Can a message, a keyframe or a plain body of that precision hold values up to `peak`? (fp16: below 65520.) */
-bool aq_codec_precision_holds(enum aq_codec_precision precision, float peak);
-
 /* fp32 as it is, by a codec that sends plain values. */
 void aq_codec_config_plain(struct aq_codec_config *out);
 
@@ -181,8 +178,7 @@ enum aq_coded_flag {
 enum aq_raw_reason {
     AQ_RAW_NOT = 0,        /* it is not                                                                     */
     AQ_RAW_NOT_FINITE = 1, /* a value is infinite or not a number                                           */
-    AQ_RAW_STORE = 2,      /* a value is too large for the store, the keyframe or config.raw: a wider one of
-                              them would do (aq_codec_precision_holds)                                      */
+    AQ_RAW_STORE = 2,      /* a value is too large for the store, the keyframe or config.raw: a wider one may do */
     AQ_RAW_SCALE = 3       /* a scale does not fit config.scale_format, or a body its bound                 */
 };
 
@@ -204,7 +200,7 @@ struct aq_codec_result {
                           of the sample is sqrt(sum_error2 / sum_delta2). ec keeps it below 0.9, and a change
                           below 0.71 of itself; other codecs do what they are asked for                    */
     double sum_stored2; /* |a - m'|^2, of the message that is kept: the error that AQ-SGD's loop continues with. It is
-                           sum_error2 but for stores below 16 bits, whose rounding is a second error               */
+                           sum_error2 but for bf16 and stores below 16 bits, whose rounding is a second error      */
     double sum_a;      /* of a: the common mode is |mean(a)| / rms(a)                                      */
 };
 

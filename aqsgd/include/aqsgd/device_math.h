@@ -3,7 +3,7 @@
  *
  * Caveats first. Every function only enqueues on its stream (NULL: the device's own); operands are borrowed until the
  * stream has passed. Pointers are device memory unless a comment states host. Nothing here allocates: scratch memory of
- * fixed size is taken when the device is opened (aq_device_scratch_bytes).
+ * fixed size is taken when the device is opened.
  *
  * Results do not depend on the number of threads: an element is computed by one piece of work, in one order, and only
  * the operands' extents decide how work is cut. On one machine a result is therefore the same bits every time.
@@ -66,7 +66,7 @@ enum aq_matmul_after {
  * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
  * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
  * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate requires c in fp32, no
- * bias and AQ_AFTER_NONE. c may overlap only `other`, element for element.
+ * bias and AQ_AFTER_NONE. c overlaps nothing: a product may be timed several times.
  *
  * bias_stride: each row of c has its own bias, which is added before `after` (an adapter's share). A GPU's library has
  * no such epilogue: there it is a second pass.
@@ -708,6 +708,32 @@ struct aq_conv_weights {
     float *dw;
 };
 
+/*
+ * The largest value of each channel within a window of K x K pixels, K odd, as a convolution of that K and stride
+ * would place it; nothing is around the image. Of equal ones the first in order of rows is taken, as PyTorch takes it;
+ * a NaN is the largest.
+ *
+ *     y[s][i][j][c] = max over u, v < K of x[s][i stride + u - K/2][j stride + v - K/2][c]
+ *
+ * x (samples, height, width, C), y (samples, (height - 1) / stride + 1, (width - 1) / stride + 1, C).
+ */
+struct aq_pool_shape {
+    uint64_t samples, height, width, C, K, stride;
+};
+
+struct aq_max_pool {
+    struct aq_pool_shape shape;
+    const float *x;
+    float *y;
+};
+
+/* dx, written: of each pixel the sum of dy over the windows of which it is what was taken; x is forward's. */
+struct aq_max_pool_backward {
+    struct aq_pool_shape shape;
+    const float *x, *dy;
+    float *dx;
+};
+
 /* y[s] = the mean of sample s's T rows of x; x (samples, T, C), y (samples, C). */
 struct aq_row_mean {
     uint64_t samples, T, C;
@@ -786,9 +812,6 @@ struct aq_cap {
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status aq_device_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
 #include "aqsgd/math.def"
-
-/* Bytes of scratch that the device takes when it is opened. */
-uint64_t aq_device_scratch_bytes(const struct aq_device *device);
 
 /* Elements `first` to first + count - 1 of an array. */
 struct aq_range {

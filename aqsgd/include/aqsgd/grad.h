@@ -71,6 +71,7 @@ struct aq_optimizer_config {
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
+    bool outer_retries;             /* the mean of movements may be made more than once: aq_optimizer_keep */
     bool predict;                   /* the parameters lie a step ahead of the weights: optimizer_versions.c */
 
     /* qadam, onebit_adam, onebit_lamb */
@@ -83,8 +84,9 @@ struct aq_optimizer_config {
     float beta3;                                 /* mean of the coefficients; slamb: staleness                        */
     float coefficient_min, coefficient_max;      /* clips ||x|| / ||u||                                               */
     float ratio_min, ratio_max, ratio_threshold; /* onebit_lamb: clips r                                         */
-    const char *form; /* onebit_lamb: "paper", "sqrt"; slamb: "appendix", "paper", "algorithm", "code";
-                         lamb: "ratio" or NULL, "norm"                                                           */
+    const char *form;                            /* onebit_lamb: "paper", "printed", "analysis", "sqrt";
+                         slamb: "appendix", "paper", "algorithm", "code";
+                         lamb: "ratio" or NULL, "norm", "printed"                                                */
 
     /* slamb */
     float density;          /* k: the share of a momentum that is sent                                          */
@@ -111,17 +113,18 @@ const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
  * What a rank gives to the reductions of its group in a run, in bytes as they are coded. A reduction sends each of
  * these bytes 2 (W - 1) / W times. With local steps the bytes are those of a round, not of a step.
  *
- *     bytes of n steps = warm * warmup_bytes + (n - warm) * step_bytes + k * every_bytes
- *                        + n / measure_every * measure_bytes
+ *     bytes of n steps = warm * warmup_bytes + (falling + falling^2 + ... + falling^warm) * falling_bytes
+ *                        + (n - warm) * step_bytes + k * every_bytes + n / measure_every * measure_bytes
  *     warm = min(n, warmup_steps),  k = n / every  (+ 1 with `last`, if `every` does not divide n)
  */
 struct aq_optimizer_traffic {
     uint64_t warmup_steps; /* first steps, before anything is compressed                                         */
     bool warmup_least;     /* the optimizer ends them by what it sees: there are at least so many                */
-    bool warmup_falls;     /* warmup_bytes are a mean over them, of what falls step by step                      */
+    double falling;        /* 0 to 1: in them falling_bytes are sent, too, which shrink by this with each step;
+                              0: nothing falls                                                                   */
     bool last;             /* every_bytes are also sent in the last step                                         */
     bool coded;            /* step_bytes are of all parameters, in the codec of `reduce`                         */
-    uint64_t warmup_bytes, step_bytes;     /* per step                                                               */
+    uint64_t warmup_bytes, falling_bytes, step_bytes; /* per step                                                */
     uint64_t every, every_bytes;           /* in addition, in each step that `every` divides; 0: in none             */
     uint64_t measure_every, measure_bytes; /* the same, of figures                                               */
 };
@@ -129,8 +132,9 @@ struct aq_optimizer_traffic {
 enum aq_status aq_optimizer_config_traffic(const struct aq_optimizer_config *config,
                                            const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
                                            uint64_t parameters, uint32_t W, struct aq_optimizer_traffic *out);
-/* The bytes of the formula above, of a run of so many steps. */
+/* The bytes of the formula above, of a run of so many steps; and only those of its warm-up. */
 uint64_t aq_optimizer_traffic_bytes(const struct aq_optimizer_traffic *traffic, uint64_t steps);
+uint64_t aq_optimizer_traffic_warm(const struct aq_optimizer_traffic *traffic, uint64_t steps);
 /* Does a codec carry what it sends after any warm-up? No: sums in lanes, and a momentum's masked part. */
 bool aq_optimizer_config_codes(const struct aq_optimizer_config *config);
 /* Does it go local steps, where there is more than one rank; if so, does an outer step end this one? */
@@ -143,8 +147,8 @@ bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
 /* Are its defaults the common ones, not ones published with it? Then a manifest's own hold. */
 bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
- * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
- * lioncub's lanes require norm 0, 1 or infinity there.
+ * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL): its
+ * reduction has no kernels there.
  */
 enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
@@ -265,6 +269,16 @@ struct aq_reduce {
     void *work;
 };
 
+/*
+ * outer_retries: a rank of the group may be lost in a reduction of movements, which the others then make again. Such a
+ * request has neither `before` nor `after`. keep: what the reduction changes, x and the errors of the codec; put_back:
+ * all of it again, as it was. Both only enqueue. AQ_CUDAERR. ask_again: the same request in the codec as it is now,
+ * where one is chosen (aq_optimizer_choose) between the request and its reduction.
+ */
+enum aq_status aq_optimizer_keep(struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_put_back(struct aq_optimizer *optimizer);
+void aq_optimizer_ask_again(struct aq_optimizer *optimizer, struct aq_reduce *out);
+
 /* The codec of what is averaged, as it is now; NULL: fp32. Borrowed until close, or another is chosen. */
 const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimizer);
 
@@ -328,6 +342,11 @@ bool aq_optimizer_ends(struct aq_optimizer *optimizer, const struct aq_optimizer
  */
 enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *parameters, uint64_t step,
                                        struct aq_stream *stream);
+/*
+ * So many of the steps before this one had no update on this rank (local steps, of which each rank may do a number of
+ * its own): bias corrections count without them. Until the next call; < the next step. adamw and lamb.
+ */
+void aq_optimizer_missed(struct aq_optimizer *optimizer, uint64_t steps);
 /* Goes on after what was asked for has been done; *out is the next. AQ_REDUCE_NONE where nothing was begun. */
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out);
 

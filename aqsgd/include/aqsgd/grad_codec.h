@@ -26,6 +26,8 @@
  *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity is the absmax grid
  *     topk               of each chunk the largest values, at 2 bits and with their places: codes only of those,
  *                        and two scales per chunk (SparseLoCo; grad_codec_topk.c)
+ *     topk_fp32, randomk baselines (SLAMB, Algorithm 2): the largest values of each chunk, or those at random places
+ *                        that all ranks know, as they are
  *     vote               1 bit without scale: +1 or -1; a zero is +1 at odd steps and -1 at even ones (Lion Cub, B.1)
  *
  * Usage:
@@ -70,9 +72,9 @@ struct aq_grad_codec_config {
     const char *grid;  /* uniform: "tread", "rise", "signed"; NULL: rise at 2 bits, tread above                 */
     const char *scale; /* sign: "l1" or "l2"                                                                    */
     float norm;        /* lp: p > 0, infinity, or AQ_GRAD_NORM_L0                                               */
-    uint32_t bucket;   /* floats that share a scale, a multiple of 64; 0: the tensor's part of the range; topk: of a
-                          chunk, 64 to 65536                                                                    */
-    float density;     /* topk: the share of a chunk that travels, more than 0 and at most 1                    */
+    uint32_t bucket;   /* floats that share a scale, a multiple of 64; 0: the tensor's part of the range; topk,
+                          topk_fp32, randomk: of a chunk, 64 to 65536                                         */
+    float density;     /* of these three: the share of a chunk that travels, more than 0 and at most 1 (0.5)  */
 };
 
 /* The norm of p to 0: M is the geometric mean of the magnitudes that are not zero (Lion Cub's L0). */
@@ -89,16 +91,18 @@ enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *con
 bool aq_grad_codec_config_named(struct aq_grad_codec_config *out, const char *name);
 /* Takes over bucket, grid, scale, norm and density, where they are not 0 or NULL and the kind of `out` has them. */
 void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq_grad_codec_config *wished);
-/* AQ_NODEV, logged: a GPU has no kernels for the kind, or not with these settings. */
+/* AQ_NODEV, logged: a GPU has no kernels for the kind. */
 enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config);
-/* The same only of the kind, and not logged. */
+/* The same, and not logged. */
 bool aq_grad_codec_config_on_gpu(const struct aq_grad_codec_config *config);
 /* Is it fp32, floats as they are, which need no codec? So is a config without a kind. */
 bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config);
 /* Are sizes nothing to it (vote)? */
 bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);
-/* Is it no choice without error feedback (sign, topk)? */
+/* Is it no choice without error feedback (sign, topk, topk_fp32, randomk)? */
 bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config);
+/* Do only workers code (topk_fp32)? The mean of what they send then comes back in fp32. */
+bool aq_grad_codec_config_one_sided(const struct aq_grad_codec_config *config);
 /* Does a value come back with a loss that error feedback should keep? False for fp32, fp16, bf16, vote. */
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config);
 

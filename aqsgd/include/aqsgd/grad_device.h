@@ -34,7 +34,7 @@ struct aq_grad_span {
 
 struct aq_grad_coder; /* opaque */
 
-/* Has this device kernels for such codecs? AQ_NODEV with the reason; lp requires norm 1 or infinity on a GPU. */
+/* Has this device kernels for such codecs? AQ_NODEV with the reason. */
 enum aq_status aq_grad_device_check(const struct aq_device *device, const struct aq_grad_codec_config *config);
 
 /* The codec is borrowed until close; the spans are copied. AQ_NODEV: as check. AQ_INVAL: a span outside the buffer. */

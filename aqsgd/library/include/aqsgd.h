@@ -124,7 +124,7 @@ struct aqsgd_grad;
 
 /*
  * name     "fp32", "fp16", "bf16", "q8" to "q2" (uniform, a scale for 512 values), "sign", "vote", "lp8" to "lp2",
- *          "topk".
+ *          "topk", "topk_fp32", "randomk".
  * counts floats of each of `tensors` tensors, which follow each other in the flat buffer.
  */
 AQSGD_API int aqsgd_grad_open(const char *name, const uint64_t *counts, uint32_t tensors, struct aqsgd_grad **out);

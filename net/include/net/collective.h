@@ -63,13 +63,13 @@ struct aq_group_config {
     struct aq_link *const *links; /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close;
                                          their own ranks need not be the group's, but come in the same order */
     struct aq_eventcount *eventcount; /* the one that the links' net rings */
-    struct aq_device *device;     /* whose pool packs and sums. NULL: the calling thread alone. One with memory of its
+    struct aq_device *device; /* whose pool packs and sums. NULL: the calling thread alone. One with memory of its
                                      own (a GPU): what is reduced lies there, and is reduced there */
-    struct aq_stream *stream;     /* of such a device: what is reduced is ready, and gets ready, in its order. NULL: the
+    struct aq_stream *stream; /* of such a device: what is reduced is ready, and gets ready, in its order. NULL: the
                                      device's own */
-    uint64_t silence_ns;          /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
-    uint32_t piece_bytes;         /* of a message at most; the same on all ranks */
-    uint64_t values; /* floats of the longest buffer that will be reduced, the same on all ranks: as long are
+    uint64_t silence_ns;      /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
+    uint32_t piece_bytes;     /* of a message at most; the same on all ranks */
+    uint64_t values;          /* floats of the longest buffer that will be reduced, the same on all ranks: as long are
                                      messages over NCCL as is worth it for that; 0: as those of links */
     /*
      * Called while a collective over links waits for another rank, and its pool is idle: AQ_OK, something else was
@@ -77,7 +77,13 @@ struct aq_group_config {
      * lock. It calls no collective. NULL: the wait is slept through.
      */
     enum aq_status (*meanwhile)(void *context);
-    void *context; /* of meanwhile */
+    void *context;    /* of meanwhile */
+    uint64_t look_ns; /* of a group over links: meanwhile is called so often, too, where nothing happens; 0: not */
+    /*
+     * The number before that of the first collective, the same on all ranks. Frames of this number and below are what
+     * is left of an earlier group over the same links (aq_group_leave), and are dropped.
+     */
+    uint64_t first;
 };
 
 /* Sets what the links of a group need: body_bytes_max, send_frames and receive_slots. The rest of config is kept. */
@@ -124,6 +130,19 @@ enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks,
  * caller's: halt them first (aq_link_halt). NULL is fine.
  */
 void aq_group_close(struct aq_group *group);
+
+/*
+ * A collective of a group over links has failed, and links that still work are to be used by another group. Halt first
+ * those to ranks that are given up. AQ_AGAIN: something is still lent to a link that works; call again when the event
+ * count has changed. AQ_OK: nothing is; close the group then. *ended: a bit for each rank whose link has ended.
+ *
+ * All ranks must have left before one opens the next group, whose config.first is at least aq_group_number of this one
+ * on each of them.
+ */
+enum aq_status aq_group_leave(struct aq_group *group, uint64_t *ended);
+
+/* Of the collectives begun: the last one's number. */
+uint64_t aq_group_number(const struct aq_group *group);
 
 /* Which rank this one is, and of how many. */
 uint32_t aq_group_rank(const struct aq_group *group);
@@ -196,7 +215,14 @@ struct aq_compressed {
     uint64_t count;
     float *worker_error; /* count floats, or NULL: what is lost is lost        */
     float *server_error; /* as many as aq_grad_chunk gives this rank, or NULL  */
-    uint64_t step;       /* for aq_grad_encode: the same on all ranks          */
+    /*
+     * Ranks of the group whose chunks server_error is of; 0: this one. If this group has fewer, server_error stays as
+     * it is, and what the server's codec loses of this rank's chunk is added to worker_error there, times the ranks, so
+     * that the next mean has it. So ranks * mean + the sum over ranks of worker_error = the sum over ranks of x +
+     * worker_error as it was, to rounding. Needs worker_error; not over NCCL.
+     */
+    uint32_t whole;
+    uint64_t step; /* for aq_grad_encode: the same on all ranks          */
     /*
      * Work on x on the way, on the pool, range by range while it is in the cache: `before` makes x of a range before
      * anything reads it, `after` uses what it has become, once nothing here needs x or the errors of it any more.
@@ -231,9 +257,8 @@ enum aq_status aq_group_agree(struct aq_group *group, uint64_t digest, const cha
 
 struct aq_group_stats {
     uint64_t collectives;
-    uint64_t sent_bytes,
-        received_bytes; /* bodies: by the formula; frame headers are the link's (128 bytes each) */
-    uint64_t wait_ns;   /* asleep, waiting for another rank or for the own links               */
+    uint64_t sent_bytes, received_bytes; /* bodies: by the formula; frame headers are the link's (128 bytes each) */
+    uint64_t wait_ns;                    /* asleep, waiting for another rank or for the own links               */
     uint64_t pack_ns, sum_ns, unpack_ns; /* of the exec thread, between the waits                               */
 };
 /* A snapshot of the sums since the group was opened. */

@@ -41,7 +41,6 @@
 #define NET_LINK_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -70,6 +69,7 @@ enum aq_link_entropy {
     AQ_LINK_ENTROPY_ZSTD = 2  /* every body is tried                                     */
 };
 
+#define AQ_LINK_RATE_MBPS_MIN 0.01 /* the kernel paces no slower */
 enum { AQ_LINK_CONGESTION_BYTES = 16 }; /* the kernel's names have 15 letters at most */
 
 /* Parts of bodies over two connections each: AUTO, where packets are lost and the link has room for them; ON, where it
@@ -102,6 +102,10 @@ struct aq_link_config {
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
     struct aq_pages pages;  /* where its memory comes from, received bodies among it; zeroed: plain memory */
     uint64_t path_every_ns; /* how often path_bytes and again_bytes of its stats are asked for; 0: never */
+    /* Asked now and then while accept or connect waits, in the caller's thread: all but AQ_AGAIN ends the wait, and is
+     * its status. NULL: none. */
+    enum aq_status (*meanwhile)(void *context);
+    void *context;
 };
 void aq_link_config_default(struct aq_link_config *out);
 
@@ -145,9 +149,17 @@ enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq
 
 /*
  * NULL is fine. Links that heal keep the listener's address open until the last of them is closed, only for their own
- * peers; while the caller has the listener they cannot heal, so close it as soon as all links have been accepted.
+ * peers; while the caller has the listener they cannot heal, so close it as soon as all links have been accepted, or
+ * let it rest (aq_listener_rest).
  */
 void aq_listener_close(struct aq_listener *listener);
+
+/*
+ * No link is accepted for a while: those that were made here, and heal, do so meanwhile. New peers of this job wait as
+ * long as a handshake may take, and come again. Ends by itself with the next aq_link_accept, or aq_listener_close.
+ * Does nothing where no link of it heals. AQ_NOMEM, AQ_IO: no thread.
+ */
+enum aq_status aq_listener_rest(struct aq_listener *listener);
 
 /*
  * One link from the next peer that passes the handshake; peers that do not are refused one by one and logged, and the
@@ -242,6 +254,8 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
 
 /* Bytes of RAM that a link of this config will take; what `aqpipe plan` prints. */
 uint64_t aq_link_measure(const struct aq_link_config *config);
+/* And what the stream below it takes, by the scheme of its address ("tls+quic://"). */
+uint64_t aq_link_measure_stream(const char *scheme);
 
 /* Nanoseconds that packing a byte and unpacking it take together (aqpipe bench link): what AUTO reckons with. */
 #define AQ_LINK_PACK_BYTE_NS 2.0

@@ -18,10 +18,10 @@
 #include "control.h"
 #include "cut.h"
 #include "cut_judge.h"
-#include "export.h"
 #include "kept_errors.h"
 #include "launch_bring.h"
 #include "launch_k8s.h"
+#include "launch_models.h"
 #include "launch_mpi.h"
 #include "launch_slurm.h"
 #include "launch_ssh.h"
@@ -31,8 +31,6 @@
 #include "net/tls.h"
 #include "next_step.h"
 #include "options.h"
-#include "out.h"
-#include "owned_folder.h"
 #include "page.h"
 #include "plan.h"
 #include "report.h"
@@ -40,7 +38,7 @@
 #include "resume_schedule.h"
 #include "run_enter.h"
 #include "run_rewind.h"
-#include "security.h"
+#include "split_folder.h"
 #include "stages/weights.h"
 
 enum {
@@ -342,6 +340,9 @@ static enum aq_status prepare(struct command *command)
     command->entry.plan = command->plan;
     command->entry.shift = command->shift;
     command->entry.manifest = command->manifest;
+    if (command->rounds && command->job->train.optimizer.reduce_automatic)
+        return aq_fail(AQ_INVAL, "launch",
+                       "--rounds: reduce.codec auto measures and chooses again: set the codec that was chosen");
     return check_names(command);
 }
 
@@ -454,6 +455,7 @@ static struct aq_launch_bounds bounds_of(const struct command *command)
         .evaluate_every = aq_job_every_steps(&plan->job->train.evaluate_every, plan->steps_per_epoch),
         .round_steps = aq_plan_reduce_every(plan),
         .patience_ns = plan->job->reduce.patience_ns,
+        .by_speed = plan->job->reduce.steps == AQ_STEPS_SPEED,
         .evaluates = plan->facts.heldout_samples > 0,
         .trace_bytes =
             plan->job->output.trace ? (AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
@@ -474,6 +476,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .guest = command->guest,
                                      .until = command->until,
                                      .adopt = command->adopt,
+                                     .returns = aq_restart_returns(&command->restart, job),
                                      .rounds = command->rounds,
                                      .sums = command->sums,
                                      .shift = command->shift,
@@ -564,74 +567,6 @@ static enum aq_status leave_report(struct command *command)
     return aq_report_write(json_pack("[o]", report), path);
 }
 
-/* The model as other programs load it, in that folder, where the files of all stages are on this machine. */
-static enum aq_status leave_model(struct command *command, uint64_t mark, const char *folder)
-{
-    uint32_t stage;
-    const struct aq_export export = {.plan = command->plan,
-                                     .checkpoint = command->entry.checkpoint,
-                                     .step = mark,
-                                     .folder = folder,
-                                     .run = command->job->output.path,
-                                     .type = "F32",
-                                     .file_bytes_max = AQ_EXPORT_FILE_BYTES};
-    if (!aq_export_here(&export, &stage)) {
-        const char *host = command->job->pipeline.stages[stage].host;
-        aq_progress_say(&command->progress, "stage %u's weights are at %s: no model.safetensors here", stage,
-                        host ? host : command->entry.checkpoint);
-        return AQ_OK;
-    }
-    if (aq_export_description(&export) != AQ_OK) { /* the weights are what was trained for: they come all the same */
-        aq_progress_say(&command->progress, "config.json and the tokenizer's files are not all there: %s",
-                        aq_error_text());
-        aq_error_clear();
-    }
-    if (command->progress.terminal && !command->progress.off)
-        aq_progress_say(&command->progress, "writes model.safetensors");
-    return aq_export_weights(&export);
-}
-
-/* The model of the best evaluation, next to the newest. Its checkpoint may be on another machine, or deleted. */
-static enum aq_status leave_best(struct command *command, const struct aq_best *best)
-{
-    char folder[AQ_RUN_PATH_BYTES];
-    uint32_t stage;
-    const struct aq_export there = {.plan = command->plan, .checkpoint = command->entry.checkpoint, .step = best->step};
-    if (!best->figure || best->step == 0) return AQ_OK;
-    if (!aq_export_here(&there, &stage)) {
-        aq_progress_say(
-            &command->progress,
-            "the best %s was after step %llu, of which stage %u's checkpoint is not in %s: no folder 'best'",
-            best->figure, (unsigned long long)best->step, stage, command->entry.checkpoint);
-        return AQ_OK;
-    }
-    AQ_TRY(aq_run_path(command->job->output.path, "best", folder));
-    AQ_TRY(aq_run_make_folder(folder));
-    AQ_TRY(leave_model(command, best->step, folder));
-    command->best_left = true;
-    return AQ_OK;
-}
-
-/* Files of that step that are at hosts of ssh and not here. `aqpipe resume` tries, and does without. */
-static enum aq_status fetch(struct command *command, uint64_t step)
-{
-    uint32_t stage;
-    const struct aq_export here = {.plan = command->plan, .checkpoint = command->entry.checkpoint, .step = step};
-    if ((!command->bring && !command->go_on) || step == 0 || aq_export_here(&here, &stage)) return AQ_OK;
-    const enum aq_status status = aq_bring_back(command->job, here.checkpoint, step, &command->progress);
-    if (command->bring) return status;
-    aq_error_clear();
-    return AQ_OK;
-}
-
-static enum aq_status leave_models(struct command *command, const struct aq_launch_result *result)
-{
-    AQ_TRY(fetch(command, result->mark));
-    if (result->best.figure) AQ_TRY(fetch(command, result->best.step));
-    AQ_TRY(leave_model(command, result->mark, command->job->output.path));
-    return leave_best(command, &result->best);
-}
-
 /* The command that resumes this run, from any folder: everything except the token's file is in the run's. */
 static void say_resume(struct command *command, const char *before, uint64_t step, const char *behind)
 {
@@ -686,33 +621,40 @@ static int tell_end(struct command *command, const struct aq_launch_result *resu
 
 static int conclude(struct command *command, struct aq_launch_result *result)
 {
-    static const char *const states[] = {
-        [AQ_LAUNCH_DONE] = "done", [AQ_LAUNCH_FAILED] = "failed", [AQ_LAUNCH_STOPPED] = "stopped"};
+    char path[AQ_RUN_PATH_BYTES];
+    const struct aq_launch_models models = {.job = command->job,
+                                            .plan = command->plan,
+                                            .checkpoint = command->entry.checkpoint,
+                                            .brought = command->bring,
+                                            .resumed = command->go_on,
+                                            .progress = &command->progress};
     aq_board_phase(command->board, "writes the model and the report");
     /* The model comes first: a run that is marked done has one, even if this process is killed. */
-    if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_models(command, result) != AQ_OK) {
+    if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 &&
+        aq_launch_models_write(&models, result, &command->best_left) != AQ_OK) {
         result->outcome = AQ_LAUNCH_FAILED;
         snprintf(result->cause, sizeof result->cause, "%s", aq_error_text());
     }
-    json_t *end = json_pack("{s:s, s:s, s:O, s:I}", "event", "end", "state", states[result->outcome], "stages",
-                            result->stages ? result->stages : json_null(), "mark", (json_int_t)result->mark);
-    if (result->outcome == AQ_LAUNCH_FAILED) json_object_set_new(end, "cause", json_string(result->cause));
-    if (result->best.step)
-        json_object_set_new(end, "best",
-                            json_pack("{s:I, s:s, s:o}", "step", (json_int_t)result->best.step, "figure",
-                                      result->best.figure, "value", aq_control_number(result->best.value)));
+    const bool failed = result->outcome == AQ_LAUNCH_FAILED;
+    const char *state = failed ? "failed" : result->outcome == AQ_LAUNCH_DONE ? "done" : "stopped";
+    json_t *best = result->best.step == 0
+                       ? NULL
+                       : json_pack("{s:I, s:s, s:o}", "step", (json_int_t)result->best.step, "figure",
+                                   result->best.figure, "value", aq_control_number(result->best.value));
+    json_t *end = json_pack("{s:s, s:s, s:O, s:I, s:s*, s:o*}", "event", "end", "state", state, "stages",
+                            result->stages ? result->stages : json_null(), "mark", (json_int_t)result->mark, "cause",
+                            failed ? result->cause : NULL, "best", best);
+    const int kept = command->errors.count;
     enum aq_status status = write_line(command, end);
     if (status == AQ_OK) status = aq_metrics_sync(command->metrics);
     if (status == AQ_OK) status = leave_report(command);
+    if (failed) command->errors.count = kept; /* one line has the cause */
     const int code = tell_end(command, result, status);
     aq_trackers_end(&command->trackers, &command->progress, command->signals);
-    if (code == AQ_EXIT_DONE && !command->job->output.metrics) {
-        char path[AQ_RUN_PATH_BYTES];
-        if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) {
-            (void)aq_file_remove(NULL, path);
-            aq_metrics_index_cut(path, 0);
-        }
-    }
+    if (code != AQ_EXIT_DONE || command->job->output.metrics) return code;
+    if (aq_run_path(command->job->output.path, "metrics.jsonl", path) != AQ_OK) return code;
+    (void)aq_file_remove(NULL, path);
+    aq_metrics_index_cut(path, 0);
     return code;
 }
 
@@ -812,7 +754,8 @@ static int launch(struct command *command)
     if (status != AQ_OK) return aq_exit_of(status);
     status = command->bring ? aq_bring(command->job, command->copy, &command->progress) : AQ_OK;
     if (status != AQ_OK) return AQ_EXIT_FAILED;
-    status = aq_run_enter(&command->entry);
+    status = aq_split_folder_check(command->job->output.path, AQ_SPLIT_NO_FOLDER, command->job->name, NULL);
+    if (status == AQ_OK) status = aq_run_enter(&command->entry);
     if (status != AQ_OK) return status == AQ_REFUSED ? AQ_EXIT_USAGE : aq_exit_of(status);
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
@@ -852,9 +795,8 @@ static int launch(struct command *command)
 
 static int run_command(bool go_on, bool turn, int argc, char **argv)
 {
-    void *memory;
-    if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
-    struct command *command = memory;
+    struct command *command;
+    if (AQ_NEW(1, &command) != AQ_OK) return AQ_EXIT_FAILED;
     command->entry.lock = command->entry.checkpoint_lock = command->signals = -1;
     command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;

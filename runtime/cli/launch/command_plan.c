@@ -2,7 +2,6 @@
  * command_plan.c -- `aqpipe plan job.yaml`: refuse a bad job with its place and reason, print a good one's plan; and
  * `aqpipe help keys`.
  */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

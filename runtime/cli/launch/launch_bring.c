@@ -13,6 +13,7 @@
 #include "runtime_text.h"
 #include "security.h"
 #include "ssh_host.h"
+#include "stages/dataset.h"
 
 enum { ARGUMENTS_MAX = AQ_JOB_RANKS_MAX + 16, NO_RSYNC = 127 };
 
@@ -119,6 +120,16 @@ static enum aq_status bring_path(const struct there *there, const char *path)
     return copy(there, sources, 1, *folder ? folder : "/", false);
 }
 
+/* A table names files that are no part of the manifest. */
+static enum aq_status check_files(const struct aq_job *job)
+{
+    if (!aq_dataset_kind_names_files(job->data.kind)) return AQ_OK;
+    return aq_fail(AQ_INVAL, "launch",
+                   "--copy brings the table of data.kind: %s, but not its images: copy the folder by hand (rsync -a), "
+                   "and leave --copy out",
+                   job->data.kind);
+}
+
 static enum aq_status bring_files(const struct there *there)
 {
     const struct aq_job *job = there->job;
@@ -155,6 +166,7 @@ enum aq_status aq_bring(const struct aq_job *job, bool files, struct aq_progress
         struct there there;
         bool before = false;
         if (!aq_ssh_is(job->pipeline.stages[r].host)) continue;
+        if (files) AQ_TRY(check_files(job));
         AQ_TRY(meet(job, r, &there));
         for (uint32_t other = 0; other < r; other++)
             before |= is_here(&there, other);

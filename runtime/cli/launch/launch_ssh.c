@@ -75,14 +75,13 @@ static void add_one(const void *context, uint32_t rank, bool address, struct aq_
 
 enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, bool local, struct aq_text *out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct places), &memory));
-    struct places *places = memory;
+    struct places *places;
+    AQ_TRY(AQ_NEW(1, &places));
     enum aq_status status = read_hosts(job, hosts, places->of);
     for (uint32_t r = 0; status == AQ_OK && local && r < aq_job_ranks(job); r++)
         places->here[r] = is_here(&places->of[r]);
-    if (status == AQ_OK) status = aq_places_settings(job, add_one, memory, out);
-    aq_free(memory);
+    if (status == AQ_OK) status = aq_places_settings(job, add_one, places, out);
+    aq_free(places);
     return status;
 }
 

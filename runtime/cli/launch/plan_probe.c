@@ -35,10 +35,13 @@ static bool measured(const struct aq_probe_pair *pair)
 
 /* --- measuring ---------------------------------------------------------------------------------------------------- */
 
-static void where_listens(const struct aq_job *job, uint32_t rank, char *out)
+static void where_meet(const struct aq_job *job, uint32_t a, uint32_t b, char *out)
 {
+    const uint32_t rank = aq_job_listener(job, a, b);
     const struct aq_job_stage *stage = &job->pipeline.stages[rank];
-    if (stage->address)
+    if (aq_job_relayed(job, a, b))
+        snprintf(out, WHERE_BYTES, "the relay %s", job->link.relay);
+    else if (stage->address)
         snprintf(out, WHERE_BYTES, "%s", stage->address);
     else if (job->link.port_first)
         snprintf(out, WHERE_BYTES, "%s:%u", job->link.host, job->link.port_first + rank);
@@ -55,7 +58,7 @@ static void pairs_fill(const struct aq_job *job, struct aq_probe_told *told)
             for (uint32_t b = a + 1; b < ranks; b++) {
                 if (!aq_job_linked(job, a, b) || (a / P != b / P) != groups) continue;
                 told->declared[told->count] = groups ? job->link.rtt_ms : job->edges[a % P].rtt_ms;
-                where_listens(job, aq_job_listener(job, a, b), &told->addresses[told->count * WHERE_BYTES]);
+                where_meet(job, a, b, &told->addresses[told->count * WHERE_BYTES]);
                 told->pairs[told->count++] =
                     (struct aq_probe_pair){.from = a, .to = b, .listener = aq_job_listener(job, a, b)};
             }

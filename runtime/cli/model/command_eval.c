@@ -13,6 +13,7 @@
 #include "control.h"
 #include "heldout.h"
 #include "json_text.h"
+#include "keys.h"
 #include "local_model.h"
 #include "out.h"
 #include "plan.h"
@@ -22,7 +23,7 @@ enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32, L
 struct asked {
     struct aq_local_asked model;
     struct aq_arguments data, variables, fields;
-    const char *kind, *task, *text, *pair, *label, *labels, *chat;
+    const char *kind, *task, *text, *pair, *label, *labels, *chat, *mean, *std, *fit;
     uint32_t T, batch;
     uint64_t samples, skip_invalid;
     bool whole, json, quiet;
@@ -55,6 +56,9 @@ static const struct aq_option options[] = {
     AQ_ROW(TEXT, struct asked, pair, "pair-column", "NAME", "the same, of a second text"),
     AQ_ROW(TEXT, struct asked, label, "label-column", "NAME", "the same, of the label"),
     AQ_ROW(TEXT, struct asked, labels, "labels", "A,B,...", "the labels' names in order; default: numbers from 0"),
+    AQ_ROW(TEXT, struct asked, mean, "image-mean", "NUMBERS", "data.image.mean; default: the run's, else 0.5"),
+    AQ_ROW(TEXT, struct asked, std, "image-std", "NUMBERS", "data.image.std; default: the run's, else 0.5"),
+    AQ_ROW(TEXT, struct asked, fit, "image-fit", "crop|stretch", "data.image.fit; default: the run's, else crop"),
     AQ_ROW(TEXT, struct asked, chat, "chat", "DIR", "folder of the chat template; default: MODEL"),
     AQ_ROW_READ(begin_read, struct asked, begin, "bos", "auto|true|false",
                 "samples begin with the bos token (data.bos); default: the run's"),
@@ -101,11 +105,32 @@ static const char *recognise(const struct evaluation *e)
 {
     struct aq_dataset_config config = e->config;
     char why[TEXT_BYTES];
-    const struct aq_task *task = e->asked->task ? aq_task_find(e->asked->task) : NULL;
+    const char *own = aq_model_side(&e->local->model) ? aq_model_task(e->local->model.kind) : NULL;
+    const char *name = e->asked->task ? e->asked->task : own; /* of texts the data say it */
+    const struct aq_task *task = name ? aq_task_find(name) : NULL;
     if (task) config.field = aq_task_field(task);
     const char *kind = aq_dataset_recognise(&config, why, sizeof why);
     if (why[0]) aq_log("eval", 1, "--kind %s, because %s", kind, why);
     return kind;
+}
+
+/* What keys of manifests say of images. */
+static enum aq_status choose_images(const struct asked *asked, struct aq_dataset_image *out)
+{
+    const struct {
+        const char *key, *text;
+    } given[] = {{"data.image.mean", asked->mean}, {"data.image.std", asked->std}, {"data.image.fit", asked->fit}};
+    static struct aq_job job; /* where a key's value goes */
+    char wants[TEXT_BYTES];
+    job.data.image = *out;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        const struct aq_key *key = aq_key_find(aq_keys_job(), given[i].key);
+        if (!given[i].text || aq_key_read(key, given[i].text, false, &job) == AQ_OK) continue;
+        aq_key_wants(key, wants, sizeof wants);
+        return aq_fail(AQ_INVAL, "eval", "%s: '%s' is not %s", given[i].key, given[i].text, wants);
+    }
+    *out = job.data.image;
+    return aq_dataset_image_check(out);
 }
 
 /* The data to read: the run's, changed by the options. */
@@ -113,10 +138,14 @@ static enum aq_status choose_data(struct evaluation *e)
 {
     const struct asked *asked = e->asked;
     const struct aq_job *job = e->local->job;
-    const uint32_t context = e->local->model.context;
+    const uint32_t context = e->local->model.context, tokens = aq_model_tokens(e->local->model.kind);
     struct aq_dataset_config *config = &e->config;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    e->T = asked->T ? asked->T : job ? job->train.T : context && context < T_DEFAULT ? context : T_DEFAULT;
+    e->T = tokens                           ? tokens
+           : asked->T                       ? asked->T
+           : job                            ? job->train.T
+           : context && context < T_DEFAULT ? context
+                                            : T_DEFAULT;
     e->B = asked->batch ? asked->batch : job ? job->train.micro_batch : BATCH_DEFAULT;
     if (context && e->T > context)
         return aq_fail(AQ_INVAL, "eval", "--T %u is more than the context of %s, %u", e->T, e->local->asked.path,
@@ -146,14 +175,16 @@ static enum aq_status choose_data(struct evaluation *e)
     AQ_TRY(aq_named_values("--field", config->names, &asked->fields, &e->fields));
     if (e->fields.used) config->names = aq_text_of(&e->fields);
     if (asked->skip_invalid) config->skip_invalid = asked->skip_invalid;
+    config->image.side = aq_model_side(&e->local->model);
     if (!config->kind) config->kind = recognise(e);
-    if (aq_dataset_fields(config->kind, 1, fields) == 0)
+    if (aq_dataset_fields(config->kind, 1, &config->image, fields) == 0)
         return aq_fail(AQ_INVAL, "eval", "there is no kind of data '%s' (aqpipe help keys: data.kind)", config->kind);
     if (!job) config->begin = AQ_BEGIN_AUTO;
     if (asked->begin >= 0) config->begin = (enum aq_begin)asked->begin;
     config->T = e->T;
     config->places_max = context;
     config->tokens_max = e->local->model.vocabulary;
+    AQ_TRY(choose_images(asked, &config->image));
     config->cache = NULL; /* nothing is written */
     return AQ_OK;
 }
@@ -162,7 +193,7 @@ static bool fits(const struct evaluation *e, const char *task, char *text, size_
 {
     struct aq_model_config model = e->local->model;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(e->config.kind, e->T, fields);
+    const uint32_t count = aq_dataset_fields(e->config.kind, e->T, &e->config.image, fields);
     const char *key;
     aq_model_use_task(&model, task, model.labels);
     if (!aq_model_fits(&model, e->T, task, fields, count, &key, text, bytes)) return false;
@@ -229,12 +260,10 @@ static enum aq_status open_model(struct evaluation *e)
                                        .lengths = aq_dataset_lengths(e->dataset) != NULL,
                                        .parts = aq_dataset_parts(e->dataset, &parts) != NULL};
     AQ_TRY(aq_local_load(e->local, &size));
-    void *memory;
-    AQ_TRY(aq_alloc((size_t)e->B * sizeof *e->ids, &memory));
-    e->batch.sample_ids = e->ids = memory;
-    AQ_TRY(aq_alloc((size_t)e->B * e->places * sizeof *e->starts, &memory));
-    e->starts = memory;
-    e->batch.field_count = aq_dataset_fields(e->config.kind, e->places, e->batch.fields);
+    AQ_TRY(AQ_NEW(e->B, &e->ids));
+    e->batch.sample_ids = e->ids;
+    AQ_TRY(AQ_NEW((size_t)e->B * e->places, &e->starts));
+    e->batch.field_count = aq_dataset_fields(e->config.kind, e->places, &e->config.image, e->batch.fields);
     for (uint32_t f = 0; f < e->batch.field_count; f++)
         AQ_TRY(aq_alloc((size_t)e->B * e->batch.fields[f].count * AQ_FIELD_BYTES, &e->batch.fields[f].values));
     return AQ_OK;
@@ -296,8 +325,9 @@ static enum aq_status tell(const struct evaluation *e)
     aq_out("loss %.6f", e->total.targets ? e->total.sum / (double)e->total.targets : (double)NAN);
     for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
         aq_out(", %s %.4f", name, aq_task_value(task, i, &e->total));
-    aq_out("; %" PRIu64 " targets of %" PRIu64 " samples of %u tokens, %.2f s; codec %s\n", e->total.targets, samples,
-           e->T, e->seconds, codec);
+    aq_out("; %" PRIu64 " targets of %" PRIu64 " samples", e->total.targets, samples);
+    if (!aq_model_tokens(e->local->model.kind)) aq_out(" of %u tokens", e->T);
+    aq_out(", %.2f s; codec %s\n", e->seconds, codec);
     return AQ_OK;
 }
 

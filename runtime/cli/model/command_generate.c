@@ -6,7 +6,6 @@
  * with a layer without a cache computes the whole text for each token. Tokens are drawn where the logits are; this file
  * decodes them, and finds the end of the text.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

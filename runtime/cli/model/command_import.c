@@ -227,6 +227,8 @@ static json_t *value_json(const struct aq_model_key *key, const void *from)
     const struct aq_factors *factors = from;
     if (key->kind == AQ_MODEL_BOOL) return json_boolean(*(const bool *)from);
     if (key->kind == AQ_MODEL_TIED) return json_boolean(*(const enum aq_tied *)from != AQ_TIED_NO);
+    if (key->kind == AQ_MODEL_STEM)
+        return json_string(*(const uint32_t *)from == AQ_STEM_IMAGENET ? "imagenet" : "cifar");
     if (key->kind == AQ_MODEL_F32) return json_real((double)*(const float *)from);
     if (key->kind != AQ_MODEL_FACTORS) return json_integer(*(const uint32_t *)from);
     json_t *list = json_array();

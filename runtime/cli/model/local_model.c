@@ -80,10 +80,9 @@ static void choose_tokenizer(struct aq_local *local)
 
 enum aq_status aq_local_open(const struct aq_local_asked *asked, struct aq_local **out)
 {
-    void *memory;
     enum aq_status status;
-    AQ_TRY(aq_alloc(sizeof(struct aq_local), &memory));
-    struct aq_local *local = memory;
+    struct aq_local *local;
+    AQ_TRY(AQ_NEW(1, &local));
     *local = (struct aq_local){.asked = *asked};
     if (aq_model_hub_is(asked->path)) {
         AQ_TRY_GOTO(aq_model_hub_path(asked->path, local->hub, sizeof local->hub), out);
@@ -145,11 +144,8 @@ static enum aq_status load_values(struct aq_local *local, const struct aq_asked_
         const uint64_t values = (uint64_t)size->B * local->shapes[s].rows * local->shapes[s].columns;
         if (values > most) most = values;
     }
-    for (int i = 0; most && i < 2; i++) {
-        void *memory;
-        AQ_TRY(aq_alloc(most * sizeof(float), &memory));
-        local->values[i] = memory;
-    }
+    for (int i = 0; most && i < 2; i++)
+        AQ_TRY(AQ_NEW(most, &local->values[i]));
     return AQ_OK;
 }
 
@@ -158,7 +154,7 @@ enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size 
     const struct aq_device_config device = {.kind = "cpu", .threads = local->asked.threads};
     aq_model_use_task(&local->model, size->task, size->labels);
     AQ_TRY(aq_model_config_check(&local->model));
-    AQ_TRY(aq_asked_untie(local->asked.adapter, &local->model));
+    AQ_TRY(aq_asked_adapt(local->asked.adapter, &local->model));
     struct aq_stage_config config = aq_asked_config(&local->model, local->asked.precision, size);
     AQ_TRY(aq_device_open(&device, &local->device));
     local->stage_count = local->plan ? local->plan->stage_count : 1;

@@ -88,13 +88,12 @@ static enum aq_status start(struct aq_through *through, const struct aq_through_
 enum aq_status aq_through_open(const struct aq_through_asked *asked, struct aq_through **out)
 {
     const struct aq_job_split *split = &asked->local->job->split;
-    void *memory;
     if (split->clients || split->client)
         return aq_fail(AQ_INVAL, "generate",
                        "--pipeline: %s is a run of split learning: the clients have its first and last stages",
                        asked->local->asked.path);
-    AQ_TRY(aq_alloc(sizeof(struct aq_through), &memory));
-    struct aq_through *through = memory;
+    struct aq_through *through;
+    AQ_TRY(AQ_NEW(1, &through));
     const enum aq_status status = start(through, asked);
     if (status == AQ_OK)
         *out = through;

@@ -3,18 +3,18 @@
  * process.
  *
  * 0 done; 1 failed; 2 what was given is wrong: the command line, a manifest, or a path that is not what it should be,
- * so that nothing was started; 3 stopped by the user, with a checkpoint. The same cause has the same status in every
- * command (aq_exit_of; tests/test_exits). docs/man/aqpipe.1 has them for people.
+ * so that nothing was started; 3 stopped by the user, with a checkpoint; 4 (split-client) ended before it passed
+ * split.privacy.epsilon_max. The same cause has the same status in every command (aq_exit_of; tests/test_exits).
+ * docs/man/aqpipe.1 has them for people.
  */
 #ifndef RUNTIME_COMMANDS_H
 #define RUNTIME_COMMANDS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "aqsgd/base.h"
 
-enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3 };
+enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3, AQ_EXIT_SPENT = 4 };
 
 int aq_command_plan(int argc, char **argv);
 int aq_command_help_keys(int argc, char **argv); /* `aqpipe help keys`; argv[0] is "keys" */
@@ -35,6 +35,7 @@ int aq_command_keys(int argc, char **argv);
 int aq_command_bench(int argc, char **argv);
 int aq_command_cache(int argc, char **argv);
 int aq_command_doctor(int argc, char **argv);
+int aq_command_epsilon(int argc, char **argv);
 int aq_command_split_server(int argc, char **argv);
 int aq_command_split_client(int argc, char **argv);
 int aq_command_split_turn(int argc, char **argv); /* of the server alone */

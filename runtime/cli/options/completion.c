@@ -4,7 +4,6 @@
  */
 #include "completion.h"
 
-#include <ctype.h>
 #include <stdbool.h>
 #include <string.h>
 

@@ -61,28 +61,20 @@ struct aq_option {
         .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
         .help = (help_)                                                                                                \
     }
-#define AQ_ROW_RANGE(kind_, type_, member_, name_, value_, min_, max_, help_)                                          \
+#define AQ_ROW_MORE(kind_, type_, member_, name_, value_, help_, ...)                                                  \
     {                                                                                                                  \
         .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
-        .help = (help_), .min = (min_), .max = (max_)                                                                  \
+        .help = (help_), __VA_ARGS__                                                                                   \
     }
-#define AQ_ROW_WORD(name_, help_)                                                                                      \
-    {                                                                                                                  \
-        .name = (name_), .kind = AQ_OPTION_WORD, .help = (help_)                                                       \
-    }
+#define AQ_ROW_RANGE(kind_, type_, member_, name_, value_, min_, max_, help_)                                          \
+    AQ_ROW_MORE(kind_, type_, member_, name_, value_, help_, .min = (min_), .max = (max_))
+#define AQ_ROW_OF(of_, kind_, type_, member_, name_, value_, help_)                                                    \
+    AQ_ROW_MORE(kind_, type_, member_, name_, value_, help_, .of = (of_))
+#define AQ_ROW_READ(read_, type_, member_, name_, value_, help_)                                                       \
+    AQ_ROW_MORE(READ, type_, member_, name_, value_, help_, .read = (read_))
 #define AQ_ROW_VERB(name_, usage_, help_, more_)                                                                       \
     {                                                                                                                  \
         .name = (name_), .kind = AQ_OPTION_WORD, .help = (help_), .usage = (usage_), .more = (more_)                   \
-    }
-#define AQ_ROW_OF(of_, kind_, type_, member_, name_, value_, help_)                                                    \
-    {                                                                                                                  \
-        .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
-        .help = (help_), .of = (of_)                                                                                   \
-    }
-#define AQ_ROW_READ(read_, type_, member_, name_, value_, help_)                                                       \
-    {                                                                                                                  \
-        .name = (name_), .kind = AQ_OPTION_READ, .offset = offsetof(type_, member_), .value = (value_),                \
-        .help = (help_), .read = (read_)                                                                               \
     }
 
 struct aq_command_line {

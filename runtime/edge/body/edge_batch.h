@@ -20,11 +20,17 @@ struct aq_edge_batch {
     const uint32_t *lengths;    /* rows of each that are real, 1 to the shape's: only they are coded, sent and
                                    cached; the receiver sets the others to zero. The count of a sample never
                                    changes. NULL: all */
-    const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
-    const struct aq_view *views; /* how each image is cropped, in pixels of it; NULL: none is             */
+    const struct aq_view *views; /* how each image is seen: cropped, in pixels of it, and flipped; NULL: none is */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
     float rate;                 /* the step's learning rate; a guard uses it */
 };
+
+/* Which augmentation sample i is: each has its own m. */
+static inline uint16_t aq_edge_variant(const struct aq_edge_batch *batch, uint32_t i)
+{
+    return batch->views ? batch->views[i].flipped : 0;
+}
+
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has only rows, their bodies go from GPU to GPU */

@@ -58,7 +58,6 @@ struct aq_edge_size {
     uint64_t raw_bound;                     /* the same of evaluation                                            */
     uint64_t kernel_bytes;                  /* that the kernels of its codecs need on a GPU, at either end       */
     uint64_t message_bytes;                 /* of a stored m, at most; 0: stateless                              */
-    uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     uint64_t cached_bytes;                  /* of host_bytes: a body of zeroes, where a sample never changes     */
     uint64_t buffer_bytes;                  /* of host_bytes: one contiguous piece, send buffers first           */

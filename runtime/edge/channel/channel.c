@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-#define AQ_CHANNEL(name) extern const struct aq_channel_type aq_channel_##name;
-#include "channels.def"
-
 static const struct aq_channel_type *const types[AQ_CHANNELS] = {
 #define AQ_CHANNEL(name) &aq_channel_##name,
 #include "channels.def"

@@ -157,4 +157,7 @@ enum aq_status aq_channel_unexpected(const struct aq_channels *channels, const s
 /* Moves bodies that wait in slots of the link to memory of their own, so that the peer has credits. AQ_NOMEM. */
 enum aq_status aq_channel_spill(struct aq_channel *channel);
 
+#define AQ_CHANNEL(name) extern const struct aq_channel_type aq_channel_##name;
+#include "channels.def"
+
 #endif

@@ -72,5 +72,4 @@ enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_eventcount *even
 }
 
 /* The parts are the first frames of the link, and taken before there is an edge: none may come to one. */
-extern const struct aq_channel_type aq_channel_key;
 const struct aq_channel_type aq_channel_key = {.kind = AQ_FRAME_KEY, .direction = AQ_CHANNEL_DOWN, .bare = true};

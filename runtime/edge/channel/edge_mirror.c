@@ -81,7 +81,6 @@ static uint32_t frames_most(const struct aq_channels_config *config)
     return config->mirror ? FRAMES_MAX : 0;
 }
 
-extern const struct aq_channel_type aq_channel_mirror;
 const struct aq_channel_type aq_channel_mirror = {.kind = AQ_FRAME_MIRROR,
                                                   .direction = AQ_CHANNEL_BOTH,
                                                   .state_bytes = sizeof(struct mirror),

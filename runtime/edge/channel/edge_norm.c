@@ -45,6 +45,5 @@ static uint32_t norms_most(const struct aq_channels_config *config)
     return NORMS_MAX;
 }
 
-extern const struct aq_channel_type aq_channel_norm;
 const struct aq_channel_type aq_channel_norm = {
     .kind = AQ_FRAME_NORM, .direction = AQ_CHANNEL_BOTH, .bare = true, .bound = norms_most, .left = aq_channel_left};

@@ -21,33 +21,26 @@ struct aq_edge; /* edge.h */
 enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values);
 enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values);
 
-/*
- * All gradients of a client's end, shape.summed floats (not 0) in memory of the edge, to the server and the sum over
- * clients back. The memory is the edge's, where what the other side sends comes to lie, or the caller's: from hold or
- * receive on until release or the end of a send; what comes meanwhile is refused.
- *
- *     client: hold; fill aq_edge_summed; send (nothing where it had no samples); receive; use it; release
- *     server: receive (nothing where the client had no samples: hold); fill aq_edge_summed; send
- *
- * none: there is no sum, and the values mean nothing. AQ_AGAIN of send and receive: call again with the same. AQ_PROTO:
- * those of another step came (receive), or some before they were due (hold).
- */
-float *aq_edge_summed(const struct aq_edge *edge);
-enum aq_status aq_edge_hold_summed(struct aq_edge *edge);
-void aq_edge_release_summed(struct aq_edge *edge);
-enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none);
-enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none);
+/* What crosses whole: those, all gradients of a client's end, and what the two sides of a tied table exchange. */
+enum aq_edge_whole { AQ_EDGE_SHARED, AQ_EDGE_SUMMED, AQ_EDGE_TIED, AQ_EDGE_WHOLES };
 
 /*
- * Data that the two sides of a tied table exchange (stages/stage.h), up to shape.tied words of 4 bytes in memory of the
- * edge: the gradient of the copy behind the cut, towards the first stage, and values or rows back. Holding, sending and
- * receiving are as above: the memory is the caller's from hold or receive on, until a send has ended or release.
+ * The last two are in memory of the edge: shape.summed floats, or up to shape.tied words of 4 bytes (stages/stage.h).
+ * It is the edge's, where what the other side sends comes to lie, or the caller's: from hold or receive on until
+ * release or the end of a send; what comes meanwhile is refused.
+ *
+ *     client: hold; fill the memory; send (nothing where it had no samples); receive; use it; release
+ *     server: receive (nothing where the client had no samples: hold); fill the memory; send
+ *
+ * words: of what crosses. SUMMED: all that the plan has, or 0: there is no sum, and the values mean nothing. TIED: 1 to
+ * the plan's. AQ_AGAIN of send and receive: call again with the same. AQ_PROTO: those of another step came (receive),
+ * or some before they were due (hold).
  */
-float *aq_edge_tied(const struct aq_edge *edge);
-enum aq_status aq_edge_hold_tied(struct aq_edge *edge);
-void aq_edge_release_tied(struct aq_edge *edge);
-enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step, uint64_t words);
-enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_t *words);
+float *aq_edge_whole(const struct aq_edge *edge, enum aq_edge_whole which);
+enum aq_status aq_edge_whole_hold(struct aq_edge *edge, enum aq_edge_whole which);
+void aq_edge_whole_release(struct aq_edge *edge, enum aq_edge_whole which);
+enum aq_status aq_edge_whole_send(struct aq_edge *edge, enum aq_edge_whole which, uint64_t step, uint64_t words);
+enum aq_status aq_edge_whole_receive(struct aq_edge *edge, enum aq_edge_whole which, uint64_t step, uint64_t *words);
 
 /* The state of the channel: what crosses whole, once a step each way. */
 struct aq_edge_vector {
@@ -60,7 +53,7 @@ struct aq_edge_vector {
 };
 
 struct aq_edge_vectors {
-    struct aq_edge_vector shared, summed, tied; /* in memory in this order; counts are the shape's */
+    struct aq_edge_vector of[AQ_EDGE_WHOLES]; /* in memory in this order; counts are the shape's */
 };
 
 #endif

@@ -62,9 +62,8 @@ static void run(void *context)
 
 enum aq_status aq_split_adder_open(struct aq_split_adder **out)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_split_adder), &memory));
-    struct aq_split_adder *adder = memory;
+    struct aq_split_adder *adder;
+    AQ_TRY(AQ_NEW(1, &adder));
     enum aq_status status;
     atomic_init(&adder->state, STATE_IDLE);
     adder->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

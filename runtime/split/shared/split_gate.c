@@ -8,7 +8,6 @@
 #include "control.h"
 #include "message.h"
 #include "net/endpoint.h"
-#include "runtime_text.h"
 #include "split_session.h"
 
 static const char *const AREA = "split";
@@ -90,6 +89,7 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
     put(line, "manifest", gate->manifest);
     put(line, "lengths", gate->lengths);
     put(line, "adopt", gate->begin);
+    put(line, "ledger", gate->ledger);
     put(line, "seal", message.start.rank == aq_split_rank(0) ? gate->seal : NULL);
     return AQ_OK;
 }

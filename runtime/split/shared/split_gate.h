@@ -19,6 +19,7 @@ struct aq_split_gate {
     const char *begin;                    /* the folder of this turn's initial weights; NULL: none */
     const char *lengths;                  /* of its samples, as text (lengths.h); NULL: all alike      */
     const char *seal;                     /* the first stage's key of the server's cache; NULL: none          */
+    const char *ledger;                   /* folder of its ledgers of visits; NULL: none                      */
     const char *hosts[3];                 /* allowed peers of its stages, by its manifest; NULL: none         */
     uint32_t ends;                        /* stages that it has                              */
     uint64_t plan_hash;                   /* of it                                           */

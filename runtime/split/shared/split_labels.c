@@ -51,7 +51,7 @@ static uint64_t places(const struct aq_dataset_config *config, uint8_t *base, vo
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     uint64_t used = 0;
-    const uint32_t count = aq_dataset_fields(config->kind, config->T, fields);
+    const uint32_t count = aq_dataset_fields(config->kind, config->T, &config->image, fields);
     for (uint32_t i = 0; i < count; i++) {
         values[i] = base ? base + used : NULL;
         used += (uint64_t)fields[i].count * AQ_FIELD_BYTES;

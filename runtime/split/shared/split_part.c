@@ -2,7 +2,6 @@
 #include "split_part.h"
 
 #include "aqsgd/grad.h"
-#include "split_session.h"
 
 static enum aq_status open_optimizer(struct aq_device *device, const struct aq_plan *plan, struct aq_stage *stage,
                                      struct aq_optimizer **out)

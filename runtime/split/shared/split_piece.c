@@ -1,7 +1,6 @@
 /* split_piece.c -- see the header. base64 is OpenSSL's. */
 #include "split_piece.h"
 
-#include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,11 +62,8 @@ void aq_split_out_close(struct aq_split_out *out)
 
 enum aq_status aq_split_in_open(struct aq_split_in *in)
 {
-    void *memory;
     *in = (struct aq_split_in){.fd = -1};
-    AQ_TRY(aq_alloc(ROOM, &memory));
-    in->buffer = memory;
-    return AQ_OK;
+    return AQ_NEW(ROOM, &in->buffer);
 }
 
 static enum aq_status part_name(const char *path, char out[AQ_RUN_PATH_BYTES])

@@ -2,18 +2,19 @@
 #include "split_session.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "control.h"
-#include "control_socket.h"
 #include "message.h"
 #include "runtime_text.h"
 
 void aq_split_session_init(struct aq_split_session *s, const char *name, uint64_t samples_max, uint32_t ends)
 {
-    *s = (struct aq_split_session){.name = name, .samples_max = samples_max, .ends = ends};
+    *s = (struct aq_split_session){
+        .name = name, .samples_max = samples_max, .ends = ends, .epsilon = (double)NAN, .delta = (double)NAN};
 }
 
 void aq_split_session_go(struct aq_split_session *s, enum aq_split_state state)
@@ -77,9 +78,18 @@ static enum aq_status late(struct aq_split_session *s)
     return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "sends too much after its turn") : AQ_OK;
 }
 
+/* Its own figures of itself, for the report. */
+static void hear_epsilon(struct aq_split_session *s, double epsilon, double delta)
+{
+    s->epsilon = epsilon;
+    s->delta = delta;
+}
+
 static enum aq_status hear_ready(struct aq_split_session *s, const struct aq_message *message, enum aq_split_act *act)
 {
     const bool names = AQ_MESSAGE_HAS(message, turn_ready, told);
+    if (AQ_MESSAGE_HAS(message, turn_ready, epsilon) && AQ_MESSAGE_HAS(message, turn_ready, delta))
+        hear_epsilon(s, message->turn_ready.epsilon, message->turn_ready.delta);
     if (s->state == AQ_SPLIT_OFFERED && (!names || message->turn_ready.told == s->told)) {
         *act = AQ_SPLIT_READY;
         return AQ_OK;
@@ -109,6 +119,8 @@ static enum aq_status hear_event(struct aq_split_session *s, const json_t *line,
 static enum aq_status hear_ends(struct aq_split_session *s, const struct aq_message *message, enum aq_split_act *act)
 {
     const struct aq_message_ends *piece = &message->ends;
+    if (AQ_MESSAGE_HAS(message, ends, epsilon) && AQ_MESSAGE_HAS(message, ends, delta))
+        hear_epsilon(s, piece->epsilon, piece->delta);
     if (piece->rank != aq_split_rank(s->end))
         return wrong(s, "sends no part of the file of stage %u, of at most %llu bytes", aq_split_rank(s->end),
                      (unsigned long long)s->bytes_max[s->end]);
@@ -164,6 +176,8 @@ enum aq_status aq_split_took(struct aq_split_session *s, uint64_t bytes, bool *w
 static enum aq_status hear_leave(struct aq_split_session *s, const struct aq_message *message, enum aq_split_act *act)
 {
     char text[AQ_SPLIT_WHY_BYTES];
+    if (AQ_MESSAGE_HAS(message, leave, epsilon) && AQ_MESSAGE_HAS(message, leave, delta))
+        hear_epsilon(s, message->leave.epsilon, message->leave.delta);
     snprintf(text, sizeof text, "%s", message->leave.text ? message->leave.text : "it gives no reason");
     (void)aq_printable_text(text, s->why, sizeof s->why);
     *act = AQ_SPLIT_LEAVE;

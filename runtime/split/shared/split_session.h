@@ -81,6 +81,7 @@ struct aq_split_session {
     uint64_t lines;                    /* of this turn                 */
     uint32_t end;                      /* CLOSING, LABELS: the file under way */
     uint64_t at, of;                   /* and how far it is            */
+    double epsilon, delta;             /* of the client, as it said last; NaN: it has said none */
     struct aq_split_join join;
     struct aq_split_piece piece;
     char why[AQ_SPLIT_WHY_BYTES];

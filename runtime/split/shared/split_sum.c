@@ -97,8 +97,8 @@ enum aq_status aq_split_sum_open(const char *folder, uint64_t values, uint64_t f
 {
     void *memory;
     uint64_t found = UINT64_MAX, last = first;
-    AQ_TRY(aq_alloc(sizeof(struct aq_split_sum), &memory));
-    struct aq_split_sum *sum = memory;
+    struct aq_split_sum *sum;
+    AQ_TRY(AQ_NEW(1, &sum));
     enum aq_status status;
     *sum = (struct aq_split_sum){.folder = folder, .values = values};
     AQ_TRY_GOTO(aq_map(values * sizeof(float), &memory), out);

@@ -41,8 +41,9 @@ struct aq_dataset_kind {
     const char *name;
     const char *what; /* a sample is, in messages: "block", "image" */
     bool lengths;     /* samples may have fewer tokens than T       */
-    /* The fields of a sample, values NULL; how many. */
-    uint32_t (*fields)(uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
+    bool names_files; /* its files are tables of other files        */
+    /* The fields of a sample, values NULL; how many. image may be NULL: then an image's count is not known. */
+    uint32_t (*fields)(uint32_t T, const struct aq_dataset_image *image, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
     /* state: NULL until there is something to close, also where it fails. */
     enum aq_status (*open)(const struct aq_dataset_config *config, void **state, struct dataset_facts *facts);
     void (*close)(void *state);
@@ -51,7 +52,7 @@ struct aq_dataset_kind {
     /* How many targets of a sample are counted; NULL: all. */
     uint32_t (*targets)(const void *state, uint64_t sample);
     /* Most memory of that many samples. */
-    uint64_t (*bytes)(uint32_t T, uint64_t samples);
+    uint64_t (*bytes)(uint32_t T, const struct aq_dataset_image *image, uint64_t samples);
 };
 
 #endif

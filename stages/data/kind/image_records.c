@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "image_records.h"
+#include "pixel_values.h"
 
 #define FILE_BYTES_MAX (UINT64_C(1) << 32)
 
@@ -9,10 +10,13 @@ struct images {
     const struct image_format *format;
     uint8_t *records;
     uint64_t count;
+    struct pixel_values values;
 };
 
-uint32_t image_records_fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+uint32_t image_records_fields(uint32_t T, const struct aq_dataset_image *image,
+                              struct aq_field out[AQ_BATCH_FIELDS_MAX])
 {
+    (void)image;
     (void)T;
     out[0] = (struct aq_field){.name = "images", .type = AQ_FIELD_F32, .count = IMAGE_PIXELS * IMAGE_COLOURS};
     out[1] = (struct aq_field){.name = "labels", .type = AQ_FIELD_I32, .count = 1};
@@ -71,6 +75,8 @@ enum aq_status image_records_open(const struct image_format *format, const struc
     AQ_TRY(aq_alloc(sizeof(struct images), &memory));
     struct images *images = *state = memory;
     images->format = format;
+    AQ_TRY(aq_dataset_image_check(&config->image));
+    images->values = pixel_values_of(&config->image, UINT8_MAX);
     for (uint32_t i = 0; i < config->path_count; i++)
         AQ_TRY(add_file(config->paths[i], images));
     *facts = (struct dataset_facts){.samples = images->count,
@@ -92,8 +98,8 @@ void image_records_get(const void *state, uint64_t sample, void *const values[AQ
     const uint8_t *record = images->records + sample * image_record_bytes(images->format);
     const uint8_t *colours = record + images->format->label_count;
     float *pixels = values[0];
-    for (int colour = 0; colour < IMAGE_COLOURS; colour++)
+    for (int colour = 0; colour < IMAGE_COLOURS; colour++, colours += IMAGE_PIXELS)
         for (int i = 0; i < IMAGE_PIXELS; i++)
-            pixels[i * IMAGE_COLOURS + colour] = (float)colours[colour * IMAGE_PIXELS + i] / 127.5f - 1.0f;
-    *(int32_t *)values[1] = colours[-1];
+            pixels[i * IMAGE_COLOURS + colour] = pixel_value(&images->values, colour, colours[i]);
+    *(int32_t *)values[1] = record[images->format->label_count - 1];
 }

@@ -5,7 +5,7 @@
  *     offset 0     1 byte each  labels, as many as the format has; the last is the target
  *     then         1,024 bytes  red, row by row of 32 x 32; then as many green, then blue
  *
- * A sample has `images`, 1,024 pixels of 3 colours, each colour's value v as v / 127.5 - 1, and `labels`, one number.
+ * A sample has `images`, 1,024 pixels of 3 colours (pixel_values.h), and `labels`, one number.
  * Its id is its place in all files together. A kind of data set is a format, and calls these functions.
  */
 #ifndef IMAGE_RECORDS_H
@@ -35,6 +35,7 @@ enum aq_status image_records_open(const struct image_format *format, const struc
                                   void **state, struct dataset_facts *facts);
 void image_records_close(void *state);
 void image_records_get(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX]);
-uint32_t image_records_fields(uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
+uint32_t image_records_fields(uint32_t T, const struct aq_dataset_image *image,
+                              struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
 
 #endif

@@ -5,7 +5,10 @@
 
 #include "aqsgd/base.h"
 
-enum { BLACK = -1 }; /* what a data set makes of a byte of 0 */
+enum {
+    MIDDLE = 0,     /* the mean of the values, as a row has it */
+    HOLE_WORDS = 64 /* words that no number of the window uses */
+};
 
 static uint32_t root_of(uint32_t pixels)
 {
@@ -30,7 +33,10 @@ struct aq_view aq_view_of(const struct aq_augment *augment, uint64_t seed, uint6
     const uint64_t places = 2 * (uint64_t)augment->crop + 1;
     return (struct aq_view){.down = (int16_t)((int32_t)aq_rng_below(&key, 0, places) - crop),
                             .right = (int16_t)((int32_t)aq_rng_below(&key, 1, places) - crop),
-                            .flipped = augment->flip && aq_rng_below(&key, 2, 2) == 1};
+                            .flipped = augment->flip && aq_rng_below(&key, 2, 2) == 1,
+                            .hole = augment->cutout,
+                            .hole_down = aq_rng_u32(&key, HOLE_WORDS),
+                            .hole_right = aq_rng_u32(&key, HOLE_WORDS + 1)};
 }
 
 static void flip(float *row, uint32_t side)
@@ -46,27 +52,41 @@ static void flip(float *row, uint32_t side)
     }
 }
 
-static void blacken(float *values, uint32_t pixels)
+static void blacken(float *values, const float *black, uint32_t pixels)
 {
     for (uint32_t i = 0; i < pixels * AQ_AUGMENT_COLOURS; i++)
-        values[i] = BLACK;
+        values[i] = black[i % AQ_AUGMENT_COLOURS];
+}
+
+/* As the published code: from half a side before the middle on; of an odd side half means rounded down. */
+static void cut_out(const struct aq_view *view, float *image, uint32_t side)
+{
+    const uint32_t y0 = (uint32_t)((uint64_t)view->hole_down * side >> 32), before = view->hole / 2;
+    const uint32_t x0 = (uint32_t)((uint64_t)view->hole_right * side >> 32), after = view->hole - before;
+    const uint32_t top = y0 > before ? y0 - before : 0, left = x0 > before ? x0 - before : 0;
+    const uint32_t below = y0 + after, behind = x0 + after;
+    for (uint32_t y = top; y < below && y < side; y++)
+        for (uint32_t x = left; x < behind && x < side; x++)
+            for (uint32_t c = 0; c < AQ_AUGMENT_COLOURS; c++)
+                image[((size_t)y * side + x) * AQ_AUGMENT_COLOURS + c] = MIDDLE;
 }
 
 /* A row of the view from one of the image, which may be the same memory. */
-static void shift(const struct aq_view *view, const float *from, uint32_t side, float *to)
+static void shift(const struct aq_view *view, const float *black, const float *from, uint32_t side, float *to)
 {
     const uint32_t far = (uint32_t)(view->right < 0 ? -view->right : view->right), out = far < side ? far : side;
     const size_t away = (size_t)out * AQ_AUGMENT_COLOURS, kept = (size_t)(side - out) * AQ_AUGMENT_COLOURS;
     if (view->right >= 0) {
         memmove(to, from + away, kept * sizeof *to);
-        blacken(to + kept, out);
+        blacken(to + kept, black, out);
     } else {
         memmove(to + away, from, kept * sizeof *to);
-        blacken(to, out);
+        blacken(to, black, out);
     }
 }
 
-void aq_view_apply(const struct aq_view *view, struct aq_batch *batch, uint32_t position)
+void aq_view_apply(const struct aq_view *view, const float black[AQ_AUGMENT_COLOURS], struct aq_batch *batch,
+                   uint32_t position)
 {
     const uint32_t side = aq_augment_side(batch->fields, batch->field_count);
     for (uint32_t f = 0; side > 0 && f < batch->field_count; f++) {
@@ -80,10 +100,11 @@ void aq_view_apply(const struct aq_view *view, struct aq_batch *batch, uint32_t 
             const uint32_t y = view->down >= 0 ? k : side - 1 - k;
             const int32_t from = (int32_t)y + view->down;
             if (from < 0 || from >= (int32_t)side)
-                blacken(image + y * each, side);
+                blacken(image + y * each, black, side);
             else
-                shift(view, image + (size_t)from * each, side, image + y * each);
+                shift(view, black, image + (size_t)from * each, side, image + y * each);
         }
+        cut_out(view, image, side);
     }
 }
 
@@ -96,9 +117,8 @@ static int16_t scaled(int16_t shift, uint32_t side, uint32_t pixels)
 
 struct aq_view aq_view_at(const struct aq_view *view, uint32_t side, uint32_t pixels)
 {
-    return (struct aq_view){.down = scaled(view->down, side, pixels),
-                            .right = scaled(view->right, side, pixels),
-                            .flipped = view->flipped};
+    return (struct aq_view){
+        .down = scaled(view->down, side, pixels), .right = scaled(view->right, side, pixels), .flipped = view->flipped};
 }
 
 bool aq_view_row(const struct aq_view *view, uint32_t side, uint32_t row, uint32_t *whole)

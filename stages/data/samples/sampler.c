@@ -77,14 +77,10 @@ void aq_sampler_close(struct aq_sampler *sampler)
 /* A sampler of the order of all has become one of a part. */
 static enum aq_status part_open(struct aq_sampler *sampler)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sampler->count * sizeof(uint32_t), &memory));
-    sampler->all = memory;
+    AQ_TRY(AQ_NEW(sampler->count, &sampler->all));
     for (int i = 0; i < 2; i++) {
-        AQ_TRY(aq_alloc(sampler->own * sizeof(uint32_t), &memory));
-        sampler->order[i] = memory;
-        AQ_TRY(aq_alloc((sampler->steps + 1) * sizeof(uint32_t), &memory));
-        sampler->begin[i] = memory;
+        AQ_TRY(AQ_NEW(sampler->own, &sampler->order[i]));
+        AQ_TRY(AQ_NEW(sampler->steps + 1, &sampler->begin[i]));
     }
     return AQ_OK;
 }

@@ -46,6 +46,10 @@ bool aq_adapter_folder_ties(const struct aq_adapter_folder *folder, const struct
 /* Can training continue them? AQ_MISMATCH: the weights have a tensor of the model that modules_to_save lacks. */
 enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model);
 
+/* Rows of the classifier that it brings for a task of that model, which may be of other labels; 0: it brings none. */
+enum aq_status aq_adapter_folder_labels(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                        uint32_t *labels);
+
 /* Its values; until close. */
 const struct aq_weights *aq_adapter_folder_weights(const struct aq_adapter_folder *folder);
 

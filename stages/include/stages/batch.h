@@ -12,7 +12,6 @@
 #ifndef STAGES_BATCH_H
 #define STAGES_BATCH_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus

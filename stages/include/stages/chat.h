@@ -69,9 +69,6 @@ enum aq_status aq_chat_parse(const char *text, size_t bytes, const char *called,
                              struct aq_chat_template **out);
 void aq_chat_close(struct aq_chat_template *template_); /* NULL is fine */
 
-/* Does the template itself mark answers, with {% generation %}? */
-bool aq_chat_marks_answers(const struct aq_chat_template *template_);
-
 /* A template's variable that is a text (bos_token), or NULL: borrowed until close. */
 const char *aq_chat_variable(const struct aq_chat_template *template_, const char *name);
 

@@ -26,6 +26,7 @@
 
 #include "aqsgd/base.h"
 #include "stages/batch.h"
+#include "stages/stage.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -114,6 +115,27 @@ enum aq_status aq_tokenizer_text(const struct aq_tokenizer *tokenizer, const int
 
 struct aq_dataset; /* opaque */
 
+/* How an image that is not square becomes one. */
+enum aq_dataset_fit {
+    AQ_DATASET_CROP,   /* its shorter side becomes `side`, and the square in the middle is taken */
+    AQ_DATASET_STRETCH /* both sides become `side`                                               */
+};
+
+/*
+ * How a file's images become samples: squares of side x side pixels in three colours, each colour's value v, a part of
+ * the largest one, as (v - mean) / std. Without mean and std both are 0.5: -1 to 1.
+ */
+struct aq_dataset_image {
+    uint32_t side; /* image_files: pixels, the model's (aq_model_side); cifar10, cifar100 have 32                  */
+    uint32_t bits; /* image_files: of a colour's value in memory, 8 or 16; 0: 8                                    */
+    enum aq_dataset_fit fit;
+    struct aq_factors mean, std; /* of each colour; one number: the same of all; none: 0.5                    */
+};
+/* AQ_INVAL (logged): not 0, 1 or 3 numbers, or a std that is 0. */
+enum aq_status aq_dataset_image_check(const struct aq_dataset_image *image);
+/* The value of a black pixel in each colour. */
+void aq_dataset_image_black(const struct aq_dataset_image *image, float black[3]);
+
 struct aq_dataset_config {
     const char *kind;         /* of datasets.def; NULL: "text"                                          */
     const char *const *paths; /* files, in order                                                        */
@@ -141,12 +163,14 @@ struct aq_dataset_config {
     const char *names;     /* text, instruct: names of fields, a JSON object ({"prompt": "question"}); or NULL  */
     uint64_t skip_invalid; /* bad lines that are skipped and counted; more end it                              */
     bool quotes;           /* tsv: fields of a file that is no .csv may be quoted, too                         */
+    struct aq_dataset_image image; /* image_files, cifar10, cifar100                                           */
 };
 
 /*
  * The kind of the first file, by its name and first record, if the job sets none; into `why` the reason ("its first
- * line has messages"). Named columns, or a task that needs labels (config.field), make it a table. "text" by default,
- * or if the file cannot be read.
+ * line has messages"). Named columns, or a task that needs labels (config.field), make it a table: of images where
+ * the model reads images (config.image.side) and its first record names a file. "text" by default, or if the file
+ * cannot be read.
  */
 const char *aq_dataset_recognise(const struct aq_dataset_config *config, char *why, size_t bytes);
 
@@ -161,12 +185,13 @@ enum aq_status aq_dataset_text_check(const char *path);
 enum aq_status aq_dataset_fields_check(const char *fields);
 
 /*
- * The fields of a sample of such a data set, values NULL; returns their number. T: tokens of a text's sample. 0: no
- * such kind.
+ * The fields of a sample of such a data set, values NULL; returns their number. T: tokens of a text's sample; image: of
+ * images (may be NULL for other kinds). 0: no such kind.
  */
-uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
+uint32_t aq_dataset_fields(const char *kind, uint32_t T, const struct aq_dataset_image *image,
+                           struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
 /* Memory of that many samples while the data set is open. */
-uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
+uint64_t aq_dataset_bytes(const char *kind, uint32_t T, const struct aq_dataset_image *image, uint64_t samples);
 
 /* The kind whose lines are prompts with answers, or conversations. */
 const char *aq_dataset_of_answers(void);
@@ -209,9 +234,8 @@ bool aq_dataset_masks(const struct aq_dataset *dataset);
 bool aq_dataset_kind_masks(const char *kind);
 /* May samples of the kind have lengths (aq_dataset_lengths)? */
 bool aq_dataset_kind_lengths(const char *kind);
-
-/* The stable id of sample `index` (0..count-1). */
-uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);
+/* Are files of the kind tables that name other files, which are read, too? */
+bool aq_dataset_kind_names_files(const char *kind);
 
 /* Writes the sample's fields, in the order of aq_dataset_fields. index < count, else AQ_INVAL. */
 enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index,

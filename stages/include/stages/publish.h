@@ -35,7 +35,7 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
 
 /* turned[i]: do published files have tensor names[i] the other way round (aq_tensor_info.turned)? AQ_NOMEM. */
 enum aq_status aq_publish_transposed(const struct aq_model_config *model, const char *const *names, uint32_t count,
-                                     bool *transposed);
+                                     bool *transposed, uint32_t *kernels);
 
 /* out_in[i]: is tensor names[i], which has an adapter, stored as (out, in)? else (in, out). AQ_NOMEM. */
 enum aq_status aq_publish_out_in(const struct aq_model_config *model, const char *const *names, uint32_t count,

@@ -93,6 +93,12 @@ enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
  */
 enum aq_tied { AQ_TIED_NO = 0, AQ_TIED_EXACT = 1, AQ_TIED_COMPRESSED = 2 };
 
+/*
+ * The first layer of a residual network (He et al. 2016): a convolution of 3 x 3, as small images get, or the
+ * published one for ImageNet, of 7 x 7 and stride 2 with a max pooling of 3 x 3 and stride 2.
+ */
+enum aq_stem { AQ_STEM_CIFAR = 0, AQ_STEM_IMAGENET = 1 };
+
 /* One number per rotated pair of columns (RoPE); those behind count are 0. count 0: no numbers. */
 enum { AQ_FACTORS_MAX = 128 };
 struct aq_factors {
@@ -113,6 +119,7 @@ struct aq_model_config {
     uint32_t labels;    /* of a sample of tokens as a whole: its last layer is a classifier; 0: it is not */
     uint32_t context;   /* most tokens of a sequence: rows of the position table              */
     float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
+    bool new_head;      /* a classifier starts new, whatever a file of weights has (aq_weights_starts_new) */
     enum aq_tied tied;  /* head = embedding; deberta: one table of relative positions         */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
     float norm_eps;     /* added to a norm's variance                                         */
@@ -158,7 +165,14 @@ struct aq_model_config {
 /* A manifest key of a model: its field in struct aq_model_config, its type and its range. */
 struct aq_model_key {
     const char *name; /* "model.blocks" */
-    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED, AQ_MODEL_FACTORS } kind;
+    enum aq_model_key_kind {
+        AQ_MODEL_U32,
+        AQ_MODEL_F32,
+        AQ_MODEL_BOOL,
+        AQ_MODEL_TIED,
+        AQ_MODEL_FACTORS,
+        AQ_MODEL_STEM
+    } kind;
     size_t offset; /* in struct aq_model_config */
     const char *unit;
     double min, max; /* max 0: no limit */
@@ -175,6 +189,8 @@ size_t aq_model_key_bytes(const struct aq_model_key *key);
 const char *aq_model_outputs_key(const char *kind);
 /* Tokens of a sample if the kind fixes them (1 for images); 0: the job sets them. */
 uint32_t aq_model_tokens(const char *kind);
+/* The side of the square images that it reads, in pixels; 0: it reads none. */
+uint32_t aq_model_side(const struct aq_model_config *model);
 /* "12 blocks, 12 heads, 768 channels, vocabulary 50257": for a plan's head. */
 void aq_model_describe(const struct aq_model_config *model, char *text, size_t bytes);
 /* All that identifies the model, kind first: part of a cache's identity. Never changes for a kind. */
@@ -442,10 +458,11 @@ struct aq_tensor_info {
     enum aq_frozen_store packed; /* not fp32: kept so, and offset is only a name (aq_stage_put)        */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
     bool adapts_out_in; /* then: the tensor that it adapts is stored (out, in), else (in, out)         */
-    uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared_floats */
+    uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared */
     bool fresh;      /* of the task, not of the network: where a file of weights lacks it, it starts as it would
                         without the file                                                               */
     bool transposed; /* a matrix (in, out) that published files have as nn.Linear does: (out, in)      */
+    uint32_t kernel; /* then, not 0: K of a convolution (K K C, N) that they have as nn.Conv2d does: (N, C, K, K) */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
 /* Is it the name of an adapter's tensor? Then *which is 'A' or 'B', and `of` the name of the tensor that it adapts. */
@@ -594,10 +611,9 @@ enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *str
  *     which takes them back (aq_stage_shared_scatter); behind the norm, from the first stage to the last, each gets
  *     the first one's into aq_stage_shared, and takes them.
  *
- * The same floats in the same order on every stage that has any: aq_stage_shared_floats, 0 where there is one stage, or
- * none of it trains.
+ * The same floats in the same order on every stage that has any: aq_stage_size.shared of them, 0 where there is one
+ * stage, or none of it trains.
  */
-uint64_t aq_stage_shared_floats(const struct aq_stage *stage);
 float *aq_stage_shared(struct aq_stage *stage); /* host */
 enum aq_status aq_stage_shared_gather(struct aq_stage *stage, struct aq_stream *stream); /* waits for the stream */
 enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream *stream); /* the same           */

@@ -20,7 +20,6 @@
 #define STAGES_WEIGHTS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -31,6 +30,7 @@ extern "C" {
 
 struct aq_weights; /* opaque: an open file, or those of a folder */
 struct aq_model_config;
+struct aq_tensor_info;
 
 /* path: a file, or a folder. AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
 enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
@@ -67,6 +67,10 @@ enum aq_status aq_weights_find(const struct aq_weights *weights, const char *nam
  */
 enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
                                uint64_t count);
+/* The same as the model has the tensor: as it is, transposed, or a convolution's (N, C, K, K) as (K K C, N). */
+struct aq_tensor_info;
+enum aq_status aq_weights_read_as(const struct aq_weights *weights, uint32_t index, const struct aq_tensor_info *tensor,
+                                  float *out);
 
 /*
  * The `count` bytes of a tensor of type U8. AQ_MISMATCH: another count, or another type. AQ_INVAL: index.
@@ -78,7 +82,7 @@ enum aq_weights_use {
     AQ_WEIGHTS_USED,      /* both have it                                           */
     AQ_WEIGHTS_SHARED,    /* the file has again what the model shares: a tied head  */
     AQ_WEIGHTS_IGNORED,   /* no parameter: a mask                                   */
-    AQ_WEIGHTS_UNTRAINED, /* a task's own, which the file has not: a classifier     */
+    AQ_WEIGHTS_UNTRAINED, /* aq_weights_starts_new: a classifier                    */
     AQ_WEIGHTS_UNUSED,    /* the model has no use for it                            */
     AQ_WEIGHTS_MISSING,   /* the model's, and not in the file                       */
     AQ_WEIGHTS_WRONG      /* another shape or type, of a larger model, or a tied head apart */
@@ -100,6 +104,10 @@ enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct 
  */
 enum aq_status aq_weights_find_shared(const struct aq_weights *weights, const struct aq_model_config *model,
                                       const char *name, uint32_t *index);
+
+/* Does a tensor start new (train.seed)? One of a task's own that they lack, and with new_head the classifier's. */
+bool aq_weights_starts_new(const struct aq_weights *weights, const struct aq_model_config *model,
+                           const struct aq_tensor_info *info);
 
 /*
  * Has a folder or file both the embedding of such a tied model and a head with other values? Then the model is not
@@ -164,8 +172,9 @@ struct aq_weights_tensor {
                            float *values);
     void *context;
     bool transposed;                        /* a matrix that is written the other way round                     */
+    uint32_t kernel;                        /* then, not 0: K; (K K C, N) is written as (N, C, K, K)            */
     const struct aq_weights_low_rank *plus; /* added to it, lent until the writer is closed; or NULL   */
-    const char *type;              /* "F32", "BF16" or "F16"; NULL: "F32"                              */
+    const char *type;                       /* "F32", "BF16" or "F16"; NULL: "F32"                              */
     /* type "U8", with no other source: `count` bytes from `first` on, from whoever has them. */
     enum aq_status (*fill_bytes)(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
                                  uint8_t *bytes);

@@ -60,12 +60,14 @@ struct layer {
     char name[LAYER_NAME_MAX];       /* for plan and errors: "block 3"                          */
     char prefix[LAYER_NAME_MAX];     /* of its tensors' names: "h.3."                           */
     struct aq_cut_shape in, out;     /* of one sample of T tokens; in 0 x 0: it reads the batch */
+    uint32_t side;                   /* of the square images that it reads: a residual network's first layer */
+    uint32_t inner; /* channels of a bottleneck between its two convolutions of 1 x 1; 0: a basic block */
     uint32_t groups;                 /* of its norms, where they are group norms; 0: they are batch norms       */
     bool onward; /* extends, but only behind the last token that it has computed: it cannot go back         */
     /* Of a layer of a stage (stage_layers.c), for training: */
     uint64_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
     bool passes;      /* something before it trains: so has its input                                      */
-    bool transposed;  /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
+    bool transposed;  /* published files have its matrices as nn.Linear and nn.Conv2d do: (out, in), (N, C, K, K) */
     uint64_t adapted; /* bit k: its tensor k has an adapter, which trains                                  */
     uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next, m behind it */
     uint32_t adapter_first;              /* the number of the first A                                      */
@@ -98,8 +100,11 @@ struct layer_list; /* stage.c's */
 
 /* Names the layer's next tensor; rows 0: a vector. std and value: its initial values. Weight decay is of matrices. */
 void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value);
-/* The same of a matrix that published files have the other way round, as nn.Linear has it: (out, in). */
-void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std);
+/*
+ * The same of a matrix that published files have the other way round, as nn.Linear has it: (out, in); or, with K not 0,
+ * of a convolution (in: K K C), as nn.Conv2d has it: (out, C, K, K).
+ */
+void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, uint32_t K, float std);
 /* The same of one that starts with another tensor's numbers, and may be read as that one if a file lacks it. */
 void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
                        uint64_t columns, float std, float value);
@@ -107,7 +112,7 @@ void layer_list_add_as(struct layer_list *list, const char *name, const char *be
 void layer_list_add_cube(struct layer_list *list, const char *name, const uint64_t shape[3], float std);
 /*
  * Of the layer's next tensor only these floats ever have a gradient, and stages that have none of its first layer hold
- * copies of it under its own name, kept equal to it: their gradients are one sum (aq_stage_shared_floats).
+ * copies of it under its own name, kept equal to it: their gradients are one sum (aq_stage_shared).
  */
 void layer_list_shared(struct layer_list *list, uint64_t first, uint64_t count);
 /* The layer's next number is of no tensor: what comes behind has the same number in every configuration. */
@@ -262,7 +267,7 @@ struct layer_adapter_memory {
     void *own; /* and W', or the gradient of V                                   */
 };
 struct layer_adapter_memory layer_adapter_memory(const struct aq_stage *stage);
-/* Targets and results of a last layer with one row per sample; a part of its slot. */
+/* Targets and results of a last layer with one row per sample: the first member of its slot. */
 struct layer_verdict {
     float *losses;
     int32_t *targets, *guesses; /* of a task of numbers floats lie there, in host memory as well */
@@ -274,13 +279,11 @@ void layer_verdict_place(const struct aq_stage_config *config, enum layer_memory
                          struct layer_verdict *verdict);
 /* The batch's targets: classes below the layer's outputs, or numbers, of a layer with one. AQ_INVAL. */
 enum aq_status layer_verdict_check(const struct layer *layer, const struct aq_stage_config *config,
-                                   const struct aq_batch *batch);
-enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch,
-                                  const struct layer_verdict *verdict);
+                                   const struct aq_batch *batch, uint32_t tokens_used);
+enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used);
 /* Guesses, losses and, where gradient is not NULL, the gradient of (samples, outputs) in that type. */
-enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type,
-                                  const struct layer_verdict *verdict);
-void layer_verdict_count(const struct layer_run *run, const struct layer_verdict *verdict, struct aq_stage_loss *out);
+enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type);
+void layer_verdict_count(const struct layer_run *run, struct aq_stage_loss *out);
 
 /* A batch's int32 field: `count` of each sample, each -1 (where that may be) or 0 to below `bound`. AQ_INVAL. */
 enum aq_status layer_check_field(const struct aq_batch *batch, const char *name, uint32_t count, uint32_t used,

@@ -79,25 +79,27 @@ static enum aq_status check_numbers(const struct aq_batch *batch, const char *na
 }
 
 enum aq_status layer_verdict_check(const struct layer *layer, const struct aq_stage_config *config,
-                                   const struct aq_batch *batch)
+                                   const struct aq_batch *batch, uint32_t tokens_used)
 {
+    (void)tokens_used;
     const struct aq_task *task = aq_task_find(config->task);
     if (task->numbers) return check_numbers(batch, task->field, layer->out.columns);
     return layer_check_field(batch, task->field, 1, 1, -1, layer->out.columns);
 }
 
-enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch,
-                                  const struct layer_verdict *verdict)
+enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used)
 {
+    const struct layer_verdict *verdict = run->slot;
+    (void)tokens_used;
     const enum aq_field_type type = run->task->numbers ? AQ_FIELD_F32 : AQ_FIELD_I32;
     const size_t bytes = (size_t)run->samples * AQ_FIELD_BYTES;
     memcpy(verdict->host_targets, aq_batch_find(batch, run->task->field, type, 1), bytes);
     return aq_device_copy(run->device, verdict->targets, verdict->host_targets, bytes, run->stream);
 }
 
-enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type,
-                                  const struct layer_verdict *verdict)
+enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type)
 {
+    const struct layer_verdict *verdict = run->slot;
     const uint64_t columns = run->layer->out.columns;
     const size_t bytes = run->samples * sizeof(float);
     const struct aq_argmax guess = {
@@ -121,8 +123,9 @@ enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, v
     return aq_device_copy(run->device, verdict->host_losses, verdict->losses, bytes, run->stream);
 }
 
-void layer_verdict_count(const struct layer_run *run, const struct layer_verdict *verdict, struct aq_stage_loss *out)
+void layer_verdict_count(const struct layer_run *run, struct aq_stage_loss *out)
 {
+    const struct layer_verdict *verdict = run->slot;
     const struct stage_counted rows = {.rows = run->samples,
                                        .losses = verdict->host_losses,
                                        .targets = verdict->host_targets,

@@ -128,6 +128,12 @@ static inline bool linear_magnified(const struct layer_run *run, const struct li
     return run->config->lora.dora && linear_adapted(run->layer, part);
 }
 
+/* The tensor A of a part's adapter; B and the magnitude are behind it. */
+static inline uint32_t linear_a_of(const struct layer_run *run, const struct linear_part *part)
+{
+    return run->layer->adapters[part->weight];
+}
+
 /* linear_magnitude.c: *w, the part's weights, becomes W'. */
 enum aq_status linear_magnify(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
                               struct linear_weights *w);

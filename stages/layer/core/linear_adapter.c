@@ -69,17 +69,12 @@ static enum aq_status lower(const struct layer_run *run, const struct linear_par
     return scale.factor == 1.0f ? AQ_OK : aq_device_scale(run->device, &scale, run->stream);
 }
 
-static uint32_t a_of(const struct layer_run *run, const struct linear_part *part)
-{
-    return run->layer->adapters[part->weight];
-}
-
 /* The mask of a part's adapter; its keys are of this micro-batch. */
 static struct aq_dropout mask_of(const struct layer_run *run, const struct linear *linear,
                                  const struct linear_part *part)
 {
     if (!run->adapter_keys) return (struct aq_dropout){0};
-    const uint64_t row = a_of(run, part) - run->layer->adapter_first + (linear->rows ? 1 : 0);
+    const uint64_t row = linear_a_of(run, part) - run->layer->adapter_first + (linear->rows ? 1 : 0);
     return (struct aq_dropout){.probability = run->config->lora.dropout,
                                .keys = run->adapter_keys + row * run->config->B};
 }
@@ -113,7 +108,7 @@ static enum aq_status drop(const struct layer_run *run, const struct linear *lin
 static enum aq_status lower_x(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
                               uint64_t rows, struct linear_rows x)
 {
-    return lower(run, part, rows, linear->in, x, tensor_of(run, a_of(run, part), linear->in, true));
+    return lower(run, part, rows, linear->in, x, tensor_of(run, linear_a_of(run, part), linear->in, true));
 }
 
 /* low = s dy B, dy from that column on */
@@ -123,7 +118,7 @@ static enum aq_status lower_dy(const struct layer_run *run, const struct linear_
     const size_t bytes = aq_element_bytes(stage_type(run->config->precision));
     const struct linear_rows of = {(const uint8_t *)dy.at + column * bytes, dy.stride};
     const uint32_t rank = linear_rank(run->layer, part);
-    return lower(run, part, rows, part->out, of, tensor_of(run, a_of(run, part) + 1, rank, false));
+    return lower(run, part, rows, part->out, of, tensor_of(run, linear_a_of(run, part) + 1, rank, false));
 }
 
 enum aq_status linear_adapter_forward(const struct layer_run *run, const struct linear *linear,
@@ -141,7 +136,7 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
         AQ_TRY(drop(run, linear, part, rows, &read));
         AQ_TRY(lower_x(run, linear, part, rows, read));
         AQ_TRY(product(run, rows, part->out, rank, low_of(run, rank, false),
-                       tensor_of(run, a_of(run, part) + 1, rank, true),
+                       tensor_of(run, linear_a_of(run, part) + 1, rank, true),
                        (struct aq_matmul){.c = sum + column,
                                           .c_stride = span->out,
                                           .bias = part->bias == LAYER_NO_TENSOR ? NULL : run->w[part->bias]}));
@@ -159,7 +154,7 @@ static enum aq_status raise_x(const struct layer_run *run, const struct linear *
 {
     const uint32_t rank = linear_rank(run->layer, part);
     const struct factor low = low_of(run, rank, false);
-    const struct factor a = tensor_of(run, a_of(run, part), linear->in, false);
+    const struct factor a = tensor_of(run, linear_a_of(run, part), linear->in, false);
     const uint64_t of = mask_rows(run, linear, rows);
     float *masked = layer_adapter_memory(run->stage).dropped;
     const struct aq_dropout_apply args = {.samples = rows / of,
@@ -208,7 +203,7 @@ enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const
         const uint32_t rank = linear_rank(run->layer, part);
         if (!linear_adapted(run->layer, part) || run->config->lora.dora) continue;
         const struct linear_rows of = {(const uint8_t *)dy.at + column * bytes, dy.stride};
-        const uint32_t a = a_of(run, part);
+        const uint32_t a = linear_a_of(run, part);
         struct linear_rows read = x;
         AQ_TRY(drop(run, linear, part, rows, &read));
         AQ_TRY(lower_x(run, linear, part, rows, read));

@@ -11,15 +11,10 @@
  */
 #include "linear.h"
 
-static uint32_t a_of(const struct layer_run *run, const struct linear_part *part)
-{
-    return run->layer->adapters[part->weight];
-}
-
 /* v = s B A, (out, in) */
 static enum aq_status delta(const struct layer_run *run, const struct linear *linear, const struct linear_part *part)
 {
-    const uint32_t a = a_of(run, part), rank = linear_rank(run->layer, part);
+    const uint32_t a = linear_a_of(run, part), rank = linear_rank(run->layer, part);
     float *v = layer_adapter_memory(run->stage).v;
     const struct aq_matmul product = {.M = part->out,
                                       .N = linear->in,
@@ -47,7 +42,7 @@ enum aq_status linear_magnify(const struct layer_run *run, const struct linear *
                                       .w_type = w->type,
                                       .w_transposed = !w->out_in,
                                       .d = memory.v,
-                                      .m = run->w[a_of(run, part) + 2],
+                                      .m = run->w[linear_a_of(run, part) + 2],
                                       .y = memory.own,
                                       .y_type = stage_type(run->config->precision)};
     AQ_TRY(delta(run, linear, part));
@@ -71,7 +66,7 @@ enum aq_status linear_magnitude_gradients(const struct layer_run *run, const str
 {
     const struct layer_adapter_memory memory = layer_adapter_memory(run->stage);
     const enum aq_element type = stage_type(run->config->precision);
-    const uint32_t a = a_of(run, part), rank = linear_rank(run->layer, part);
+    const uint32_t a = linear_a_of(run, part), rank = linear_rank(run->layer, part);
     const uint64_t in = linear->in, out = part->out;
     const struct aq_matmul whole = {.M = out,
                                     .N = in,

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "deberta.h"
+#include "decoder_json.h"
 #include "stage_model.h"
 
 #define FIELD(member) offsetof(struct aq_model_config, member)
@@ -47,8 +48,7 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
 {
     snprintf(text, bytes, "deberta %u %u %u %u %u %u %d %u %u %u %u %u", model->blocks, model->heads, model->channels,
              model->vocabulary, model->labels, model->context, model->tied != AQ_TIED_NO, deberta_inner(model),
-             model->own[DEBERTA_BUCKETS], model->types, model->own[DEBERTA_KERNEL],
-             deberta_embedding(model));
+             model->own[DEBERTA_BUCKETS], model->types, model->own[DEBERTA_KERNEL], deberta_embedding(model));
 }
 
 static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
@@ -88,13 +88,6 @@ static void config_default(struct aq_model_config *out)
                                     .own = {[DEBERTA_BUCKETS] = 256}};
 }
 
-static enum aq_status range_check(const char *field, uint64_t value, uint64_t least, uint64_t most)
-{
-    if (value >= least && value <= most) return AQ_OK;
-    return aq_fail(AQ_INVAL, "stage", "model.%s is %llu: %llu to %llu", field, (unsigned long long)value,
-                   (unsigned long long)least, (unsigned long long)most);
-}
-
 static enum aq_status config_check(const struct aq_model_config *model)
 {
     const char *key;
@@ -102,19 +95,19 @@ static enum aq_status config_check(const struct aq_model_config *model)
     if (model->tied == AQ_TIED_COMPRESSED)
         return aq_fail(AQ_INVAL, "stage",
                        "model.tied is compressed, as only a language model's head can be: write exact, or untied");
-    AQ_TRY(range_check("blocks", model->blocks, 1, 1024));
-    AQ_TRY(range_check("heads", model->heads, 1, 1024));
-    AQ_TRY(range_check("channels", model->channels, 1, 65536));
-    AQ_TRY(range_check("inner", deberta_inner(model), 1, 262144));
-    AQ_TRY(range_check("vocabulary", model->vocabulary, 1, 16777216));
-    AQ_TRY(range_check("labels", model->labels, 1, 65536));
-    AQ_TRY(range_check("context", model->context, 2, 131072));
-    AQ_TRY(range_check("buckets", model->own[DEBERTA_BUCKETS], 0, 131072));
-    AQ_TRY(range_check("types", model->types, 0, 65536));
-    AQ_TRY(range_check("kernel", model->own[DEBERTA_KERNEL], 0, 63));
-    AQ_TRY(range_check("embedding", deberta_embedding(model), 1, 65536));
+    AQ_TRY(decoder_range_whole("blocks", model->blocks, 1, 1024));
+    AQ_TRY(decoder_range_whole("heads", model->heads, 1, 1024));
+    AQ_TRY(decoder_range_whole("channels", model->channels, 1, 65536));
+    AQ_TRY(decoder_range_whole("inner", deberta_inner(model), 1, 262144));
+    AQ_TRY(decoder_range_whole("vocabulary", model->vocabulary, 1, 16777216));
+    AQ_TRY(decoder_range_whole("labels", model->labels, 1, 65536));
+    AQ_TRY(decoder_range_whole("context", model->context, 2, 131072));
+    AQ_TRY(decoder_range_whole("buckets", model->own[DEBERTA_BUCKETS], 0, 131072));
+    AQ_TRY(decoder_range_whole("types", model->types, 0, 65536));
+    AQ_TRY(decoder_range_whole("kernel", model->own[DEBERTA_KERNEL], 0, 63));
+    AQ_TRY(decoder_range_whole("embedding", deberta_embedding(model), 1, 65536));
     if (problem(model, 1, 0, &key, text, sizeof text)) return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
-    AQ_TRY(range_check("channels / model.heads", model->channels / model->heads, 1, 2048));
+    AQ_TRY(decoder_range_whole("channels / model.heads", model->channels / model->heads, 1, 2048));
     if (!(model->dropout >= 0.0f && model->dropout < 1.0f))
         return aq_fail(AQ_INVAL, "stage", "model.dropout is %g: at least 0 and below 1", (double)model->dropout);
     if (!(model->init_std >= 0.0f && model->init_std <= 10.0f))
@@ -261,34 +254,18 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
         (int)deberta_inner(model), "vocab_size", (int)model->vocabulary, "max_position_embeddings", (int)model->context,
         "max_relative_positions", -1, "position_buckets", buckets, "relative_attention", 1, "share_att_key", 1,
         "position_biased_input", 0, "pos_att_type", "p2c|c2p", "norm_rel_ebd", "layer_norm", "type_vocab_size",
-        (int)model->types, "layer_norm_eps", 1e-7, "initializer_range", (double)model->init_std,
-        "hidden_dropout_prob", dropout, "attention_probs_dropout_prob", dropout, "pooler_dropout", 0, "torch_dtype",
-        "float32");
+        (int)model->types, "layer_norm_eps", 1e-7, "initializer_range", (double)model->init_std, "hidden_dropout_prob",
+        dropout, "attention_probs_dropout_prob", dropout, "pooler_dropout", 0, "torch_dtype", "float32");
     if (deberta_embedding(model) != model->channels)
         json_object_set_new(config, "embedding_size", json_integer(deberta_embedding(model)));
     if (model->own[DEBERTA_KERNEL]) {
         json_object_set_new(config, "conv_kernel_size", json_integer(model->own[DEBERTA_KERNEL]));
         json_object_set_new(config, "conv_act", json_string("gelu"));
     }
-    json_t *names = json_object(), *numbers = json_object();
-    for (uint32_t i = 0; i < model->labels; i++) {
-        char number[16], name[24];
-        snprintf(number, sizeof number, "%u", i);
-        snprintf(name, sizeof name, "LABEL_%u", i);
-        json_object_set_new(names, number, json_string(name));
-        json_object_set_new(numbers, name, json_integer(i));
-    }
-    json_object_set_new(config, "id2label", names);
-    json_object_set_new(config, "label2id", numbers);
-    if (model->labels == 1) json_object_set_new(config, "problem_type", json_string("regression"));
-    *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(config);
-    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES
-               ? AQ_OK
-               : aq_fail(AQ_NOMEM, "stage", "no memory for config.json, or too many labels");
+    config_json_put_labels(config, model->labels);
+    return decoder_write(config, json, count);
 }
 
-extern const struct stage_model stage_model_deberta;
 const struct stage_model stage_model_deberta = {.kind = "deberta",
                                                 .task = "classification",
                                                 .input = "tokens",

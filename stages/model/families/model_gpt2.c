@@ -69,24 +69,17 @@ static void config_default(struct aq_model_config *out)
                                     .norm_eps = 1e-5f};
 }
 
-static enum aq_status range_check(const char *field, uint64_t value, uint64_t least, uint64_t most)
-{
-    if (value >= least && value <= most) return AQ_OK;
-    return aq_fail(AQ_INVAL, "stage", "model.%s is %llu: %llu to %llu", field, (unsigned long long)value,
-                   (unsigned long long)least, (unsigned long long)most);
-}
-
 static enum aq_status config_check(const struct aq_model_config *model)
 {
-    AQ_TRY(range_check("blocks", model->blocks, 1, 1024));
-    AQ_TRY(range_check("heads", model->heads, 1, 1024));
-    AQ_TRY(range_check("channels", model->channels, 1, 65536));
-    AQ_TRY(range_check("vocabulary", model->vocabulary, 1, 16777216));
-    AQ_TRY(range_check("context", model->context, 1, 131072));
+    AQ_TRY(decoder_range_whole("blocks", model->blocks, 1, 1024));
+    AQ_TRY(decoder_range_whole("heads", model->heads, 1, 1024));
+    AQ_TRY(decoder_range_whole("channels", model->channels, 1, 65536));
+    AQ_TRY(decoder_range_whole("vocabulary", model->vocabulary, 1, 16777216));
+    AQ_TRY(decoder_range_whole("context", model->context, 1, 131072));
     if (model->channels % model->heads)
         return aq_fail(AQ_INVAL, "stage", "model.heads %u does not divide model.channels %u", model->heads,
                        model->channels);
-    AQ_TRY(range_check("channels / model.heads", model->channels / model->heads, 1, 2048));
+    AQ_TRY(decoder_range_whole("channels / model.heads", model->channels / model->heads, 1, 2048));
     if (!(model->dropout >= 0.0f && model->dropout < 1.0f))
         return aq_fail(AQ_INVAL, "stage", "model.dropout is %g: at least 0 and below 1", (double)model->dropout);
     if (!(model->init_std >= 0.0f && model->init_std <= 10.0f))
@@ -183,13 +176,9 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
                   (double)model->init_std, "resid_pdrop", (double)model->dropout, "embd_pdrop", (double)model->dropout,
                   "attn_pdrop", (double)model->dropout, "tie_word_embeddings", tied, "torch_dtype", "float32");
     config_json_put_ends(config, model->labels, end_of_text);
-    *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(config);
-    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
-                                                          : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+    return decoder_write(config, json, count);
 }
 
-extern const struct stage_model stage_model_gpt2;
 const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .task = "language_model",
                                              .input = "tokens",

@@ -220,21 +220,6 @@ static void publish_rope(const struct aq_model_config *model, json_t *config)
                         json_pack("{s:o, s:o}", "full_attention", full, "sliding_attention", sliding));
 }
 
-static void publish_labels(const struct aq_model_config *model, json_t *config)
-{
-    json_t *names = json_object(), *numbers = json_object();
-    for (uint32_t i = 0; i < model->labels; i++) {
-        char number[16], name[24];
-        snprintf(number, sizeof number, "%u", i);
-        snprintf(name, sizeof name, "LABEL_%u", i);
-        json_object_set_new(names, number, json_string(name));
-        json_object_set_new(numbers, name, json_integer(i));
-    }
-    json_object_set_new(config, "id2label", names);
-    json_object_set_new(config, "label2id", numbers);
-    if (model->labels == 1) json_object_set_new(config, "problem_type", json_string("regression"));
-}
-
 enum { PAD_TOKEN = 50283 }; /* transformers' default: a row of the embedding */
 
 static enum aq_status publish_config(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
@@ -260,11 +245,10 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
         json_object_set_new(config, "global_attn_every_n_layers", json_integer(model->window_every));
     if (model->vocabulary <= PAD_TOKEN) json_object_set_new(config, "pad_token_id", json_null());
     publish_rope(model, config);
-    publish_labels(model, config);
+    config_json_put_labels(config, model->labels);
     return decoder_write(config, json, count);
 }
 
-extern const struct stage_model stage_model_modernbert;
 const struct stage_model stage_model_modernbert = {.kind = "modernbert",
                                                    .task = "classification",
                                                    .input = "tokens",

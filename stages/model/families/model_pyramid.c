@@ -21,9 +21,15 @@ enum { COLOURS = 3, LEVEL_LAYERS = 3 };
 static const struct aq_model_key keys[] = {
     {"model.width", AQ_MODEL_U32, OWN(WIDTH), "channels", 1, 1024, "16", "pyramid: of its first level; each has twice"},
     {"model.levels", AQ_MODEL_U32, OWN(LEVELS), "levels", 1, 8, "4", "pyramid: each joins four pixels into one"},
-    {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, 256, "32", "pyramid: of an image, a power of two"},
+    {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, 512, "32",
+     "along an edge of an image; pyramid: a power of two"},
     {"model.classes", AQ_MODEL_U32, offsetof(struct aq_model_config, vocabulary), "classes", 0, 65536, "0",
      "pyramid: outputs; 0: the data set's"}};
+
+static uint32_t side_of(const struct aq_model_config *model)
+{
+    return model->own[SIDE];
+}
 
 static void config_default(struct aq_model_config *out)
 {
@@ -132,6 +138,7 @@ const struct stage_model stage_model_pyramid = {.kind = "pyramid",
                                                 .keys = keys,
                                                 .key_count = sizeof keys / sizeof keys[0],
                                                 .tokens = 1,
+                                                .side = side_of,
                                                 .describe = describe,
                                                 .identity = identity,
                                                 .problem = problem,

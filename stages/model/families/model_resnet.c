@@ -1,17 +1,18 @@
 /*
- * model_resnet.c -- residual networks of small images (He et al. 2016): ResNet-18 and -34 with the stem that CIFAR's
- * images get everywhere, a convolution of 3 x 3 in place of one of 7 x 7 and a pooling.
+ * model_resnet.c -- residual networks (He et al. 2016): ResNet-18 and -34 of basic blocks, ResNet-50 of bottlenecks.
  *
- *     stem         (side^2, filters)
- *     block 0 ..   four levels of 2, 2, 2, 2 (ResNet-18) or 3, 4, 6, 3 (ResNet-34) basic blocks; the first block of
- *                  each level but the first halves the side and doubles the channels
- *     pool         (1, 8 filters)
+ *     stem         model.stem cifar: (side^2, filters), a convolution of 3 x 3, as small images get it
+ *                  imagenet: (side/4^2, filters), the published one: 7 x 7 and a max pooling, each of stride 2
+ *     block 0 ..   four levels of 2, 2, 2, 2 (ResNet-18) or 3, 4, 6, 3 (ResNet-34, -50) blocks; the first block of each
+ *                  level but the first halves the side and doubles the channels; bottlenecks give four times as many
+ *     pool         (1, 8 filters, of bottlenecks 32)
  *     classifier
  *
  * Norms are batch norms, or with model.norm_groups group norms (Wu and He 2018), which keep no statistics.
  *
- * Tensors have torchvision's names, those of the stem behind "stem."; a convolution's weight is (K K C, N) where
- * torchvision's is (N, C, K, K).
+ * Tensors have torchvision's names. With the published stem files have their shapes, too: (N, C, K, K) and (out, in).
+ * With that of CIFAR, which torchvision does not have, the stem's names are behind "stem.", and files have matrices as
+ * they are computed with, (K K C, N) and (in, out).
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -19,21 +20,25 @@
 
 #include "stage_model.h"
 
-enum { SIDE = 2, DEPTH = 3, FILTERS = 4, GROUPS = 5 }; /* of the configuration's own fields; SIDE is the pyramid's */
-enum { LEVELS = 4 };
+enum { SIDE = 2, DEPTH = 3, FILTERS = 4, GROUPS = 5, STEM = 6 }; /* of the configuration's own fields */
+enum { LEVELS = 4, BOTTLENECK = 4, SIDE_MAX = 512 };
 
 #define OWN(field) (offsetof(struct aq_model_config, own) + (field) * sizeof(uint32_t))
 static const struct aq_model_key keys[] = {
-    {"model.depth", AQ_MODEL_U32, OWN(DEPTH), "layers", 10, 34, "18", "resnet: 10, 18 or 34"},
+    {"model.depth", AQ_MODEL_U32, OWN(DEPTH), "layers", 10, 50, "18", "resnet: 10, 18, 34 or 50"},
+    {"model.stem", AQ_MODEL_STEM, OWN(STEM), "", 0, 0, "cifar",
+     "resnet: its first layer: cifar: a convolution of 3 x 3, for small images; imagenet: the published one of 7 x 7 "
+     "and stride 2 with a max pooling; its files have torchvision's names and shapes"},
     {"model.filters", AQ_MODEL_U32, OWN(FILTERS), "channels", 1, 256, "64",
      "resnet: of its first level; each has twice"},
     {"model.norm_groups", AQ_MODEL_U32, OWN(GROUPS), "groups", 0, 256, "0",
      "resnet: of its group norms, which divides model.filters (32 as published); 0: it has batch norms"},
-    {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, 256, "32", "pyramid: of an image, a power of two"},
+    {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, SIDE_MAX, "32",
+     "along an edge of an image; pyramid: a power of two"},
     {"model.classes", AQ_MODEL_U32, offsetof(struct aq_model_config, vocabulary), "classes", 0, 65536, "0",
      "pyramid: outputs; 0: the data set's"}};
 
-static const uint32_t depths[][1 + LEVELS] = {{10, 1, 1, 1, 1}, {18, 2, 2, 2, 2}, {34, 3, 4, 6, 3}};
+static const uint32_t depths[][1 + LEVELS] = {{10, 1, 1, 1, 1}, {18, 2, 2, 2, 2}, {34, 3, 4, 6, 3}, {50, 3, 4, 6, 3}};
 
 /* The blocks of each level; NULL: no such depth. */
 static const uint32_t *blocks_of(const struct aq_model_config *model)
@@ -41,6 +46,11 @@ static const uint32_t *blocks_of(const struct aq_model_config *model)
     for (size_t i = 0; i < sizeof depths / sizeof depths[0]; i++)
         if (depths[i][0] == model->own[DEPTH]) return depths[i] + 1;
     return NULL;
+}
+
+static uint32_t side_of(const struct aq_model_config *model)
+{
+    return model->own[SIDE];
 }
 
 static void config_default(struct aq_model_config *out)
@@ -56,7 +66,7 @@ static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t in
     if (index > 0) return false;
     if (!blocks_of(model)) {
         *key = "model.depth";
-        snprintf(text, bytes, "there is no ResNet-%u here: 10, 18 or 34", model->own[DEPTH]);
+        snprintf(text, bytes, "there is no ResNet-%u here: 10, 18, 34 or 50", model->own[DEPTH]);
         return true;
     }
     if (model->own[GROUPS] == 0 || model->own[FILTERS] % model->own[GROUPS] == 0) return false;
@@ -73,8 +83,8 @@ static enum aq_status config_check(const struct aq_model_config *model)
     if (problem(model, 1, 0, &key, text, sizeof text)) return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
     if (model->own[FILTERS] < 1 || model->own[FILTERS] > 256)
         return aq_fail(AQ_INVAL, "stage", "model.filters is %u: 1 to 256", model->own[FILTERS]);
-    if (model->own[SIDE] < 2 || model->own[SIDE] > 256)
-        return aq_fail(AQ_INVAL, "stage", "model.side is %u: 2 to 256", model->own[SIDE]);
+    if (model->own[SIDE] < 2 || model->own[SIDE] > SIDE_MAX)
+        return aq_fail(AQ_INVAL, "stage", "model.side is %u: 2 to %d", model->own[SIDE], SIDE_MAX);
     if (model->vocabulary < 1 || model->vocabulary > 65536)
         return aq_fail(AQ_INVAL, "stage", "model.classes is %u: 1 to 65536", model->vocabulary);
     return AQ_OK;
@@ -91,13 +101,32 @@ static uint32_t layers(const struct aq_model_config *model)
     return blocks(model) + 3; /* stem, pool, classifier */
 }
 
+/* Channels of what a block gives, over those of its inner convolutions. */
+static uint32_t expansion(const struct aq_model_config *model)
+{
+    return model->own[DEPTH] >= 50 ? BOTTLENECK : 1;
+}
+
+/* Of images behind the stem, halved `times` times. */
+static uint32_t rows_of(const struct aq_model_config *model, uint32_t times)
+{
+    uint32_t side = model->own[SIDE];
+    if (model->own[STEM] == AQ_STEM_IMAGENET) times += 2;
+    for (uint32_t i = 0; i < times; i++)
+        side = (side + 1) / 2;
+    return side * side;
+}
+
 /* Of images on a level. */
 static struct aq_cut_shape shape(const struct aq_model_config *model, uint32_t level)
 {
-    uint32_t side = model->own[SIDE];
-    for (uint32_t i = 0; i < level; i++)
-        side = (side + 1) / 2;
-    return (struct aq_cut_shape){.rows = side * side, .columns = model->own[FILTERS] << level};
+    return (struct aq_cut_shape){.rows = rows_of(model, level),
+                                 .columns = (model->own[FILTERS] << level) * expansion(model)};
+}
+
+static struct aq_cut_shape stem_shape(const struct aq_model_config *model)
+{
+    return (struct aq_cut_shape){.rows = rows_of(model, 0), .columns = model->own[FILTERS]};
 }
 
 static void block(const struct aq_model_config *model, uint32_t index, struct layer *out)
@@ -108,7 +137,8 @@ static void block(const struct aq_model_config *model, uint32_t index, struct la
         at -= each[level++];
     out->kind = &layer_residual;
     out->groups = model->own[GROUPS];
-    out->in = shape(model, at == 0 && level > 0 ? level - 1 : level);
+    out->inner = expansion(model) > 1 ? model->own[FILTERS] << level : 0;
+    out->in = index == 0 ? stem_shape(model) : shape(model, at == 0 ? level - 1 : level);
     out->out = shape(model, level);
     snprintf(out->name, sizeof out->name, "block %u", index);
     snprintf(out->prefix, sizeof out->prefix, "layer%u.%u.", level + 1, at);
@@ -117,14 +147,17 @@ static void block(const struct aq_model_config *model, uint32_t index, struct la
 static void layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
 {
     const uint32_t last = layers(model) - 1;
-    const struct aq_cut_shape pooled = {.rows = 1, .columns = model->own[FILTERS] << (LEVELS - 1)};
+    const struct aq_cut_shape pooled = {.rows = 1, .columns = shape(model, LEVELS - 1).columns};
+    const bool published = model->own[STEM] == AQ_STEM_IMAGENET;
     (void)T;
+    out->transposed = published;
     if (index == 0) {
         out->kind = &layer_image_stem;
         out->groups = model->own[GROUPS];
-        out->out = shape(model, 0);
+        out->side = model->own[SIDE];
+        out->out = stem_shape(model);
         snprintf(out->name, sizeof out->name, "stem");
-        snprintf(out->prefix, sizeof out->prefix, "stem.");
+        snprintf(out->prefix, sizeof out->prefix, "%s", published ? "" : "stem.");
     } else if (index == last - 1) {
         out->kind = &layer_row_mean;
         out->in = shape(model, LEVELS - 1);
@@ -148,6 +181,8 @@ static void describe(const struct aq_model_config *model, char *text, size_t byt
                  model->own[FILTERS], model->own[SIDE], model->own[SIDE], model->vocabulary);
     if (model->own[GROUPS] && used > 0 && (size_t)used < bytes)
         snprintf(text + used, bytes - (size_t)used, ", norms of %u groups", model->own[GROUPS]);
+    if (model->own[STEM] == AQ_STEM_IMAGENET && strlen(text) + 1 < bytes)
+        snprintf(text + strlen(text), bytes - strlen(text), ", ImageNet's stem");
 }
 
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)
@@ -156,6 +191,8 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
                               model->own[SIDE], model->vocabulary);
     if (model->own[GROUPS] && used > 0 && (size_t)used < bytes) /* without, it is what older runs have */
         snprintf(text + used, bytes - (size_t)used, " groups %u", model->own[GROUPS]);
+    if (model->own[STEM] == AQ_STEM_IMAGENET && strlen(text) + 1 < bytes)
+        snprintf(text + strlen(text), bytes - strlen(text), " imagenet");
 }
 
 /* Weights that were trained under batch norms are no weights of group norms, though their names and shapes fit. */
@@ -180,10 +217,32 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
         json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "resnet", "depth", (int)model->own[DEPTH], "filters",
                   (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes", (int)model->vocabulary);
     if (model->own[GROUPS]) json_object_set_new(config, "norm_groups", json_integer(model->own[GROUPS]));
+    if (model->own[STEM] == AQ_STEM_IMAGENET) json_object_set_new(config, "stem", json_string("imagenet"));
     *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(config);
     return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
                                                           : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+}
+
+/* What publish_config writes. transformers' config.json of this type has architectures, and other tensors. */
+static const struct stage_published published[] = {{"resnet", "ResNet"}, {NULL, NULL}};
+
+static enum aq_status read_config(const struct config_json *config, struct aq_model_config *out)
+{
+    AQ_TRY(config_json_u32(config, "depth", 10, 50, &out->own[DEPTH]));
+    AQ_TRY(config_json_u32(config, "filters", 1, 256, &out->own[FILTERS]));
+    AQ_TRY(config_json_u32(config, "side", 2, SIDE_MAX, &out->own[SIDE]));
+    AQ_TRY(config_json_u32(config, "classes", 1, 65536, &out->vocabulary));
+    AQ_TRY(config_json_u32_or(config, "norm_groups", 0, 256, 0, &out->own[GROUPS]));
+    return config_json_one_of(config, "stem", "cifar", "cifar|imagenet", &out->own[STEM]);
+}
+
+/* Counts of the steps of batch norms, which nothing is computed with. */
+static bool ignores(const char *name)
+{
+    static const char end[] = ".num_batches_tracked";
+    const size_t bytes = strlen(name);
+    return bytes >= sizeof end && strcmp(name + bytes + 1 - sizeof end, end) == 0;
 }
 
 extern const struct stage_model stage_model_resnet;
@@ -193,6 +252,7 @@ const struct stage_model stage_model_resnet = {.kind = "resnet",
                                                .keys = keys,
                                                .key_count = sizeof keys / sizeof keys[0],
                                                .tokens = 1,
+                                               .side = side_of,
                                                .describe = describe,
                                                .identity = identity,
                                                .problem = problem,
@@ -200,6 +260,9 @@ const struct stage_model stage_model_resnet = {.kind = "resnet",
                                                .config_check = config_check,
                                                .layers = layers,
                                                .layer = layer,
+                                               .published = published,
+                                               .read_config = read_config,
+                                               .ignores = ignores,
                                                .refuses = refuses,
                                                .publish_name = publish_name,
                                                .publish_config = publish_config};

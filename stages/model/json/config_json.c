@@ -148,6 +148,21 @@ enum aq_status config_json_object(const struct config_json *config, const char *
     return AQ_OK;
 }
 
+void config_json_put_labels(json_t *config, uint32_t labels)
+{
+    json_t *names = json_object(), *numbers = json_object();
+    for (uint32_t i = 0; i < labels; i++) {
+        char number[16], name[24];
+        snprintf(number, sizeof number, "%u", i);
+        snprintf(name, sizeof name, "LABEL_%u", i);
+        json_object_set_new(names, number, json_string(name));
+        json_object_set_new(numbers, name, json_integer(i));
+    }
+    json_object_set_new(config, "id2label", names);
+    json_object_set_new(config, "label2id", numbers);
+    if (labels == 1) json_object_set_new(config, "problem_type", json_string("regression"));
+}
+
 void config_json_put_ends(json_t *config, uint32_t labels, int32_t end_of_text)
 {
     for (uint32_t i = 0; i < labels; i++) {

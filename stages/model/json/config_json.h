@@ -65,6 +65,8 @@ enum aq_status config_json_object(const struct config_json *config, const char *
  * is also the padding behind a sample, before which a classifier finds the last real token.
  */
 void config_json_put_ends(json_t *config, uint32_t labels, int32_t end_of_text);
+/* The names of a classifier's labels, both ways. */
+void config_json_put_labels(json_t *config, uint32_t labels);
 
 /* Refuse the value of a key: "FILE: KEY: found VALUE, expected ...". AQ_MISMATCH. */
 enum aq_status config_json_refuse(const struct config_json *config, const char *key, const char *format, ...)

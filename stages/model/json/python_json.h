@@ -9,7 +9,6 @@
 #define PYTHON_JSON_H
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "aqsgd/base.h"

@@ -120,7 +120,6 @@ static enum aq_status take_piece(const char *path, json_t *entry, size_t i, json
 static enum aq_status begin_unigram(const char *path, json_t *model, struct aq_bpe *bpe)
 {
     json_t *list = json_object_get(model, "vocab"), *entry, *names;
-    void *memory;
     size_t i;
     double least = INFINITY;
     enum aq_status status = AQ_OK;
@@ -132,8 +131,7 @@ static enum aq_status begin_unigram(const char *path, json_t *model, struct aq_b
         return aq_fail(
             AQ_INVAL, AQ_BPE_AREA,
             "%s: model.alpha and model.nbest_size draw pieces at random, which is not supported. Remove them", path);
-    AQ_TRY(aq_alloc(json_array_size(list) * sizeof(double), &memory));
-    bpe->pieces.scores = memory;
+    AQ_TRY(AQ_NEW(json_array_size(list), &bpe->pieces.scores));
     names = json_object();
     json_array_foreach(list, i, entry)
     {

@@ -7,7 +7,6 @@
 #ifndef STAGES_SPM_H
 #define STAGES_SPM_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

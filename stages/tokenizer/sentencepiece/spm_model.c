@@ -68,11 +68,6 @@ static bool next_field(struct cursor *c, struct field *out)
     return true;
 }
 
-static uint32_t word(const uint8_t *bytes)
-{
-    return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
-}
-
 static const char *piece_problem(const struct field *piece)
 {
     struct cursor c = {piece->bytes, piece->bytes + piece->count};
@@ -83,7 +78,7 @@ static const char *piece_problem(const struct field *piece)
         if (!next_field(&c, &field)) return "is cut short";
         if (field.number == 1 && field.type == 2) named = field.count > 0 && !memchr(field.bytes, 0, field.count);
         if (field.number != 2 || field.type != 5) continue;
-        const uint32_t bits = word(field.bytes);
+        const uint32_t bits = charsmap_word(field.bytes);
         memcpy(&score, &bits, sizeof score);
         if (!isfinite(score)) return "has a score that is not a number";
     }

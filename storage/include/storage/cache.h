@@ -28,7 +28,6 @@
 #define STORAGE_CACHE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -71,10 +70,9 @@ struct aq_cache_config {
 
 void aq_cache_config_default(struct aq_cache_config *out); /* lmdb, 16 slots, depth 8, direct */
 
-/* The kinds there are, for --help and tests: NULL beyond the last. Does a mark of this kind outlive the process? */
+/* The kinds there are: NULL beyond the last. */
 uint32_t aq_cache_kind_count(void);
 const char *aq_cache_kind(uint32_t number);
-bool aq_cache_kind_durable(uint32_t number);
 
 /*
  * mark 0 opens an absent folder, or one in which no mark was ever made, empty; a cache with marks is not thrown away
@@ -146,7 +144,7 @@ struct aq_cache_stats {
     bool lost; /* it held messages that it lost: of a cold sample the other side may hold one. Told by a mark to those
                   who open it later, until the cache begins afresh. */
     uint64_t puts, drops;
-    uint64_t read_bytes, written_bytes;
+    uint64_t read_bytes;
     uint64_t wait_ns;        /* that gets and slots made the caller wait      */
     uint64_t check_ns;       /* in which digests were checked               */
     uint64_t entries;        /* messages held                                 */

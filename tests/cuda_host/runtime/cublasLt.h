@@ -83,7 +83,8 @@ struct cublaslt_host_counts cublaslt_host_counted(void);
 
 /*
  * For tests: the heuristic names so many algorithms (3), numbered from 0. A bit of `failing` or `slow` is one of them
- * with an ending, a bit 8 above one without: it is not run, or runs a millisecond longer.
+ * with an ending, a bit 8 above one without: it is not run, or takes a second longer by the clock of
+ * events.
  */
 struct cublaslt_host_algorithms {
     int count;

@@ -95,6 +95,8 @@ bool cuda_ipc_host_export_ends(void *memory);
 /* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes);
 cudaError_t cuda_runtime_host_finish(void);
+/* What runs now takes so much longer, by the clock of timed events: nobody waits for it. */
+void cuda_runtime_host_longer(uint64_t ns);
 /* The same without a copy. Work that answers cudaErrorNotReady is asked again when the stream is looked at again. */
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context);
 /* Is anything of the latter kind under way on this thread's streams? */

@@ -26,11 +26,6 @@ struct attention {
     float scale, after; /* of a product; of what softmax reads: 1 if the cap has scaled it */
 };
 
-static uint64_t row_stride(uint64_t keys)
-{
-    return (keys + 15) / 16 * 16;
-}
-
 /* The first key that a query sees. It never goes back from query to query. */
 static uint64_t first_key(const struct aq_attention *args, uint64_t sample, uint64_t query)
 {
@@ -58,7 +53,7 @@ static enum aq_status attention_init(struct attention *self, struct aq_device *d
     const uint64_t seen = args->window < args->T ? args->window * (args->both ? 2 : 1) : 0;
     const bool narrow = seen && seen < args->T && args->T - seen > BLOCK_ROWS;
     const uint64_t keys = narrow ? seen + BLOCK_ROWS : args->T;
-    uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(keys);
+    uint64_t rows = CPU_ATTENTION_FLOATS / cpu_score_stride(keys);
     if (rows == 0)
         return aq_fail(AQ_INVAL, "device", "attention over %llu tokens exceeds the limit of %d",
                        (unsigned long long)keys, CPU_ATTENTION_FLOATS);
@@ -98,11 +93,6 @@ static struct cpu_operand part_of(const struct aq_attention *args, uint64_t samp
         .data = cpu_at(args->qkv, args->type, at), .stride = stride, .type = args->type, .transposed = transposed};
 }
 
-static struct cpu_operand block_of(const float *scores, uint64_t stride, bool transposed)
-{
-    return (struct cpu_operand){.data = scores, .stride = stride, .type = AQ_F32, .transposed = transposed};
-}
-
 static struct cpu_mask mask_of(const struct aq_attention *args, uint64_t sample, uint64_t head, uint64_t query,
                                uint64_t key)
 {
@@ -140,7 +130,7 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     if (end < last) forward_padding(args, sample, head, first < end ? end : first, last);
     if (first >= end) return;
     const uint64_t from = first_key(args, sample, first), all = end_key(args, sample, end - 1) - from;
-    const uint64_t stride = row_stride(all);
+    const uint64_t stride = cpu_score_stride(all);
     float *scratch = cpu_scratch(self->cpu, worker);
     float *scores = scratch + CPU_GEMM_FLOATS, *sums = scores + CPU_ATTENTION_FLOATS;
     float factor[BLOCK_ROWS];
@@ -161,7 +151,8 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
         if (mask.key) rows->mask(row, keys, &mask, row, AQ_F32);
         row_hide(scores + r * stride, before, keys, all);
     }
-    const struct cpu_operand p = block_of(scores, stride, false), v = part_of(args, sample, head, 2, from, false);
+    const struct cpu_operand p = cpu_score_block(scores, stride, false),
+                             v = part_of(args, sample, head, 2, from, false);
     self->cpu->gemm->run(end - first, args->D, all, &p, &v, args->type, sums, args->D, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
         const uint64_t at = (sample * args->T + first + r) * C + head * args->D;
@@ -239,7 +230,7 @@ static void backward_head(const struct attention *self, uint64_t sample, uint64_
         const uint64_t end = first + self->rows < length ? first + self->rows : length;
         const uint64_t from = first_key(args, sample, first), n = end - first;
         const uint64_t keys = end_key(args, sample, end - 1) - from;
-        const uint64_t stride = row_stride(keys);
+        const uint64_t stride = cpu_score_stride(keys);
         const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
         const struct cpu_operand kt = part_of(args, sample, head, 1, from, true);
         const struct cpu_operand vt = part_of(args, sample, head, 2, from, true);
@@ -250,8 +241,8 @@ static void backward_head(const struct attention *self, uint64_t sample, uint64_
         gemm->run(n, keys, D, &q, &kt, args->type, p, stride, false, scratch);
         gemm->run(n, keys, D, &dout, &vt, args->type, ds, stride, false, scratch);
         backward_rows(self, sample, head, first, end, stride, p, ds, scratch); /* between products it is free */
-        const struct cpu_operand p_t = block_of(p, stride, true), ds_t = block_of(ds, stride, true);
-        const struct cpu_operand ds_n = block_of(ds, stride, false);
+        const struct cpu_operand p_t = cpu_score_block(p, stride, true), ds_t = cpu_score_block(ds, stride, true);
+        const struct cpu_operand ds_n = cpu_score_block(ds, stride, false);
         gemm->run(keys, D, n, &p_t, &dout, args->type, dv + from * width, width, add, scratch);
         gemm->run(keys, D, n, &ds_t, &q, args->type, dk + from * width, width, add, scratch);
         gemm->run(n, D, keys, &ds_n, &k, args->type, dq + first * width, width, false, scratch);

@@ -37,11 +37,6 @@ struct tile {
     uint64_t row, count;
 };
 
-static uint64_t row_stride(uint64_t keys)
-{
-    return (keys + 15) / 16 * 16;
-}
-
 /* The most rows of the positions that `distances` consecutive distances span. The index rises with the distance. */
 static uint64_t rows_of(const struct aq_disentangled *args, uint64_t distances)
 {
@@ -58,7 +53,7 @@ static uint64_t rows_of(const struct aq_disentangled *args, uint64_t distances)
 static enum aq_status disentangled_init(struct disentangled *self, struct aq_device *device,
                                         const struct aq_disentangled *args)
 {
-    uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(args->T);
+    uint64_t rows = CPU_ATTENTION_FLOATS / cpu_score_stride(args->T);
     if (rows == 0)
         return aq_fail(AQ_INVAL, "device", "attention over %llu tokens exceeds the limit of %d",
                        (unsigned long long)args->T, CPU_ATTENTION_FLOATS);
@@ -100,11 +95,6 @@ static struct cpu_operand positions_of(const struct aq_disentangled *args, const
     const uint64_t C = args->H * args->D, at = row * 2 * C + (uint64_t)part * C + head->head * args->D;
     return (struct cpu_operand){
         .data = cpu_at(args->positions, args->type, at), .stride = 2 * C, .type = args->type, .transposed = transposed};
-}
-
-static struct cpu_operand block_of(const float *scores, uint64_t stride, bool transposed)
-{
-    return (struct cpu_operand){.data = scores, .stride = stride, .type = AQ_F32, .transposed = transposed};
 }
 
 static struct cpu_mask mask_of(const struct aq_disentangled *args, const struct head *head, uint64_t query)
@@ -205,7 +195,7 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t heads = args->samples * args->H, C = args->H * args->D;
     const struct head head = head_of(args, piece % heads / args->H, piece % heads % args->H);
     const uint64_t first = piece / heads * self->rows, last = end_of(piece / heads, args->T, self->rows);
-    const uint64_t end = last < head.length ? last : head.length, keys = head.length, stride = row_stride(keys);
+    const uint64_t end = last < head.length ? last : head.length, keys = head.length, stride = cpu_score_stride(keys);
     const struct space space = space_of(self, worker);
     float factor[BLOCK_ROWS];
 
@@ -221,7 +211,7 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
         const struct cpu_mask mask = mask_of(args, &head, first + r);
         if (mask.key) rows->mask(row, keys, &mask, row, AQ_F32);
     }
-    const struct cpu_operand p = block_of(space.p, stride, false), v = part_of(args, &head, 2, 0, false);
+    const struct cpu_operand p = cpu_score_block(space.p, stride, false), v = part_of(args, &head, 2, 0, false);
     self->cpu->gemm->run(end - first, args->D, keys, &p, &v, args->type, space.sums, args->D, false, space.scratch);
     for (uint64_t r = 0; r < end - first; r++) {
         const uint64_t at = (head.sample * args->T + first + r) * C + head.head * args->D;
@@ -268,8 +258,10 @@ static void tile_backward(const struct disentangled *self, const struct head *he
                              k = part_of(args, head, 1, tile->key, false);
     const struct cpu_operand kr = positions_of(args, head, 1, tile->row, false);
     const struct cpu_operand qr = positions_of(args, head, 0, tile->row, false);
-    const struct cpu_operand dqk = block_of(space->by_query, SPAN, false), dkq = block_of(space->by_key, SPAN, false);
-    const struct cpu_operand dqk_t = block_of(space->by_query, SPAN, true), dkq_t = block_of(space->by_key, SPAN, true);
+    const struct cpu_operand dqk = cpu_score_block(space->by_query, SPAN, false),
+                             dkq = cpu_score_block(space->by_key, SPAN, false);
+    const struct cpu_operand dqk_t = cpu_score_block(space->by_query, SPAN, true),
+                             dkq_t = cpu_score_block(space->by_key, SPAN, true);
     float *const dq = to->dq + tile->first * to->stride, *const dk = to->dk + tile->key * to->stride;
     float *const dkr = to->dkr + tile->row * to->rows, *const dqr = to->dqr + tile->row * to->rows;
     gemm->run(queries, D, tile->count, &dqk, &kr, args->type, dq, to->stride, true, space->scratch);
@@ -300,7 +292,7 @@ static void backward_block(const struct disentangled *self, const struct head *h
     const struct aq_disentangled *args = self->args;
     const struct cpu_gemm *gemm = self->cpu->gemm;
     const uint64_t first = block * self->rows, end = end_of(block, head->length, self->rows), n = end - first;
-    const uint64_t C = args->H * args->D, D = args->D, keys = head->length, stride = row_stride(keys);
+    const uint64_t C = args->H * args->D, D = args->D, keys = head->length, stride = cpu_score_stride(keys);
     const uint64_t at = (head->sample * args->T + first) * C + head->head * D;
     const struct cpu_operand q = part_of(args, head, 0, first, false), k = part_of(args, head, 1, 0, false);
     const struct cpu_operand vt = part_of(args, head, 2, 0, true);
@@ -308,8 +300,9 @@ static void backward_block(const struct disentangled *self, const struct head *h
     scores_make(self, head, first, end, stride, space);
     gemm->run(n, keys, D, &dout, &vt, args->type, space->ds, stride, false, space->scratch);
     backward_rows(self, head, first, end, stride, space);
-    const struct cpu_operand p_t = block_of(space->p, stride, true), ds_t = block_of(space->ds, stride, true);
-    const struct cpu_operand ds = block_of(space->ds, stride, false);
+    const struct cpu_operand p_t = cpu_score_block(space->p, stride, true),
+                             ds_t = cpu_score_block(space->ds, stride, true);
+    const struct cpu_operand ds = cpu_score_block(space->ds, stride, false);
     gemm->run(keys, D, n, &p_t, &dout, args->type, to->dv, to->stride, block > 0, space->scratch);
     gemm->run(keys, D, n, &ds_t, &q, args->type, to->dk, to->stride, block > 0, space->scratch);
     gemm->run(n, D, keys, &ds, &k, args->type, to->dq + first * to->stride, to->stride, false, space->scratch);

@@ -8,61 +8,40 @@
 
 enum { ROWS = CPU_GROUP_ROWS, HEAD_MAX = 8192 };
 
-struct rmsnorm {
-    struct cpu_device *cpu;
-    const struct aq_rmsnorm *args;
-};
-
-static void rmsnorm_piece(uint64_t piece, uint32_t worker, void *context)
+static void rmsnorm_piece(struct cpu_device *cpu, const struct aq_rmsnorm *args, uint64_t piece)
 {
-    (void)worker;
-    const struct rmsnorm *self = context;
-    const struct aq_rmsnorm *args = self->args;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
         void *y = cpu_at_w(args->y, args->y_type, r * args->C);
-        self->cpu->rows->rmsnorm(args->x + r * args->C, AQ_F32, args->gamma, args->C, args->plus, args->epsilon, y,
-                                 args->y_type, args->rstd + r);
-        if (args->other) self->cpu->rows->add(y, args->other + r * args->C, AQ_F32, args->C);
+        cpu->rows->rmsnorm(args->x + r * args->C, AQ_F32, args->gamma, args->C, args->plus, args->epsilon, y,
+                           args->y_type, args->rstd + r);
+        if (args->other) cpu->rows->add(y, args->other + r * args->C, AQ_F32, args->C);
     }
 }
 
-enum aq_status cpu_rmsnorm(struct aq_device *device, const struct aq_rmsnorm *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct rmsnorm self = {.cpu = cpu_device_of(device), .args = args};
-    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, ROWS), rmsnorm_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(rmsnorm, aq_rmsnorm, pieces_of(args->rows, ROWS))
 
-struct rmsnorm_backward {
-    struct cpu_device *cpu;
-    const struct aq_rmsnorm_backward *args;
-    uint64_t group;
-};
-
-static void rmsnorm_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void rmsnorm_backward_piece(struct cpu_device *cpu, const struct aq_rmsnorm_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct rmsnorm_backward *self = context;
-    const struct aq_rmsnorm_backward *args = self->args;
     const uint64_t C = args->C;
-    float *dgamma = cpu_shared(self->cpu) + piece * C;
+    const uint64_t group = cpu_group_rows(args->rows, C);
+    float *dgamma = cpu_shared(cpu) + piece * C;
     memset(dgamma, 0, C * sizeof *dgamma);
-    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++) {
+    for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++) {
         float *dx = args->dx + r * C;
-        self->cpu->rows->rmsnorm_backward(args->dy + r * C, args->x + r * C, AQ_F32, args->gamma, args->plus,
-                                          args->rstd[r], C, dx, dgamma);
-        if (args->rounded) self->cpu->rows->scale(dx, C, 1.0f, args->rounded + r * C, args->rounded_type);
+        cpu->rows->rmsnorm_backward(args->dy + r * C, args->x + r * C, AQ_F32, args->gamma, args->plus, args->rstd[r],
+                                    C, dx, dgamma);
+        if (args->rounded) cpu->rows->scale(dx, C, 1.0f, args->rounded + r * C, args->rounded_type);
     }
 }
+
+CPU_RUN(rmsnorm_backward, aq_rmsnorm_backward)
 
 enum aq_status cpu_rmsnorm_backward(struct aq_device *device, const struct aq_rmsnorm_backward *args,
                                     struct aq_stream *stream)
 {
     struct cpu_device *cpu = cpu_device_of(device);
-    struct rmsnorm_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(args->rows, args->C)};
-    const uint64_t groups = pieces_of(args->rows, self.group);
-    cpu_pool_run(cpu->pool, groups, rmsnorm_backward_piece, &self);
+    const uint64_t groups = pieces_of(args->rows, cpu_group_rows(args->rows, args->C));
+    rmsnorm_backward_run(cpu, args, groups);
     if (args->dgamma) cpu_reduce(cpu, groups, args->C, 0, args->C, args->dgamma);
     if (!args->sums) return AQ_OK;
     const void *summed = args->rounded ? (const void *)args->rounded : args->dx;
@@ -79,11 +58,6 @@ static enum aq_status head_check(uint64_t D, const float *gamma)
                    (unsigned long long)D, HEAD_MAX);
 }
 
-struct rope {
-    struct cpu_device *cpu;
-    const struct aq_rope *args;
-};
-
 /* The first column of head `head`; gated: each of the H heads of queries has a gate behind it. */
 static uint64_t gated_column(bool gated, uint64_t H, uint64_t D, uint64_t head)
 {
@@ -91,10 +65,9 @@ static uint64_t gated_column(bool gated, uint64_t H, uint64_t D, uint64_t head)
 }
 
 /* Head `head` of queries and keys, of row r, at element `from` of x and `at` of y. */
-static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64_t from, uint64_t at)
+static void rope_head(const struct cpu_rows *rows, const struct aq_rope *args, uint64_t r, uint64_t head, uint64_t from,
+                      uint64_t at)
 {
-    const struct aq_rope *args = self->args;
-    const struct cpu_rows *rows = self->cpu->rows;
     const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
     const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
     const uint64_t half = args->R / 2, rest = args->D - args->R;
@@ -112,16 +85,14 @@ static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64
     if (rest) rows->scale(normed + args->R, rest, 1.0f, y_rest, args->type);
 }
 
-static void rope_piece(uint64_t piece, uint32_t worker, void *context)
+static void rope_piece(struct cpu_device *cpu, const struct aq_rope *args, uint64_t piece)
 {
-    (void)worker;
-    const struct rope *self = context;
-    const struct aq_rope *args = self->args;
     const uint64_t heads = args->H + args->kv_heads, D = args->D, width = (heads + args->kv_heads) * D;
     const uint64_t width_x = gated_column(args->gated, args->H, D, heads + args->kv_heads);
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         for (uint64_t head = 0; head < heads; head++)
-            rope_head(self, r, head, r * width_x + gated_column(args->gated, args->H, D, head), r * width + head * D);
+            rope_head(cpu->rows, args, r, head, r * width_x + gated_column(args->gated, args->H, D, head),
+                      r * width + head * D);
         const uint64_t values = r * width + heads * D;
         const uint64_t from = r * width_x + gated_column(args->gated, args->H, D, heads);
         if (args->y != args->x)
@@ -130,27 +101,20 @@ static void rope_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
+CPU_RUN(rope, aq_rope)
+
 enum aq_status cpu_rope(struct aq_device *device, const struct aq_rope *args, struct aq_stream *stream)
 {
     (void)stream;
-    struct rope self = {.cpu = cpu_device_of(device), .args = args};
     AQ_TRY(head_check(args->D, args->q_gamma));
-    cpu_pool_run(self.cpu->pool, pieces_of(args->samples * args->T, ROWS), rope_piece, &self);
+    rope_run(cpu_device_of(device), args, pieces_of(args->samples * args->T, ROWS));
     return AQ_OK;
 }
 
-struct rope_backward {
-    struct cpu_device *cpu;
-    const struct aq_rope_backward *args;
-    uint64_t group;
-};
-
 /* At element `at` of dy, and `to` of x and dx. dgamma: this group's, of queries or keys. */
-static void rope_backward_head(const struct rope_backward *self, uint64_t r, uint64_t head, uint64_t at, uint64_t to,
-                               float *dgamma)
+static void rope_backward_head(const struct cpu_rows *rows, const struct aq_rope_backward *args, uint64_t r,
+                               uint64_t head, uint64_t at, uint64_t to, float *dgamma)
 {
-    const struct aq_rope_backward *args = self->args;
-    const struct cpu_rows *rows = self->cpu->rows;
     const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
     const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
     const float *dy = args->dy + at;
@@ -171,91 +135,57 @@ static void rope_backward_head(const struct rope_backward *self, uint64_t r, uin
     rows->scale(sums, args->D, 1.0f, dx, args->type);
 }
 
-static void rope_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void rope_backward_piece(struct cpu_device *cpu, const struct aq_rope_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct rope_backward *self = context;
-    const struct aq_rope_backward *args = self->args;
     const uint64_t heads = args->H + args->kv_heads, width = (heads + args->kv_heads) * args->D, D = args->D;
     const uint64_t width_x = gated_column(args->gated, args->H, D, heads + args->kv_heads);
-    float *partial = cpu_shared(self->cpu) + piece * 2 * D;
+    const uint64_t tokens = args->samples * args->T, group = cpu_group_rows(tokens, 2 * D);
+    float *partial = cpu_shared(cpu) + piece * 2 * D;
     if (args->q_gamma) memset(partial, 0, 2 * D * sizeof *partial);
-    for (uint64_t r = piece * self->group; r < end_of(piece, args->samples * args->T, self->group); r++) {
+    for (uint64_t r = piece * group; r < end_of(piece, tokens, group); r++) {
         for (uint64_t head = 0; head < heads; head++)
-            rope_backward_head(self, r, head, r * width + head * D,
+            rope_backward_head(cpu->rows, args, r, head, r * width + head * D,
                                r * width_x + gated_column(args->gated, args->H, D, head),
                                head < args->H ? partial : partial + D);
         const uint64_t values = r * width + heads * D;
         void *dx = cpu_at_w(args->dx, args->type, r * width_x + gated_column(args->gated, args->H, D, heads));
-        if (dx != args->dy + values)
-            self->cpu->rows->scale(args->dy + values, args->kv_heads * D, 1.0f, dx, args->type);
+        if (dx != args->dy + values) cpu->rows->scale(args->dy + values, args->kv_heads * D, 1.0f, dx, args->type);
     }
 }
+
+CPU_RUN(rope_backward, aq_rope_backward)
 
 enum aq_status cpu_rope_backward(struct aq_device *device, const struct aq_rope_backward *args,
                                  struct aq_stream *stream)
 {
     (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
-    const uint64_t rows = args->samples * args->T, D = args->D;
-    struct rope_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(rows, 2 * D)};
-    const uint64_t groups = pieces_of(rows, self.group);
+    const uint64_t rows = args->samples * args->T, D = args->D, groups = pieces_of(rows, cpu_group_rows(rows, 2 * D));
     AQ_TRY(head_check(D, args->q_gamma));
-    cpu_pool_run(cpu->pool, groups, rope_backward_piece, &self);
+    rope_backward_run(cpu, args, groups);
     if (args->q_gamma && args->dq_gamma) cpu_reduce(cpu, groups, 2 * D, 0, D, args->dq_gamma);
     if (args->q_gamma && args->dk_gamma) cpu_reduce(cpu, groups, 2 * D, D, D, args->dk_gamma);
     return AQ_OK;
 }
 
-struct gated {
-    const struct cpu_rows *rows;
-    const struct aq_gated *args;
-};
-
-static void gated_piece(uint64_t piece, uint32_t worker, void *context)
+static void gated_piece(struct cpu_device *cpu, const struct aq_gated *args, uint64_t piece)
 {
-    (void)worker;
-    const struct gated *self = context;
-    const struct aq_gated *args = self->args;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
-        self->rows->gated(args->gate, args->F, cpu_at(args->x, args->type, 2 * r * args->F),
-                          cpu_at(args->x, args->type, (2 * r + 1) * args->F),
-                          cpu_at_w(args->y, args->type, r * args->F), args->type);
+        cpu->rows->gated(args->gate, args->F, cpu_at(args->x, args->type, 2 * r * args->F),
+                         cpu_at(args->x, args->type, (2 * r + 1) * args->F), cpu_at_w(args->y, args->type, r * args->F),
+                         args->type);
 }
 
-enum aq_status cpu_gated(struct aq_device *device, const struct aq_gated *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct gated self = {.rows = cpu->rows, .args = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), gated_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(gated, aq_gated, pieces_of(args->rows, ROWS))
 
-struct gated_backward {
-    const struct cpu_rows *rows;
-    const struct aq_gated_backward *args;
-};
-
-static void gated_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void gated_backward_piece(struct cpu_device *cpu, const struct aq_gated_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct gated_backward *self = context;
-    const struct aq_gated_backward *args = self->args;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
         const uint64_t g = 2 * r * args->F, u = g + args->F;
-        self->rows->gated_backward(args->gate, args->F, cpu_at(args->x, args->type, g), cpu_at(args->x, args->type, u),
-                                   cpu_at(args->dy, args->type, r * args->F), cpu_at_w(args->dx, args->type, g),
-                                   cpu_at_w(args->dx, args->type, u), args->type);
+        cpu->rows->gated_backward(args->gate, args->F, cpu_at(args->x, args->type, g), cpu_at(args->x, args->type, u),
+                                  cpu_at(args->dy, args->type, r * args->F), cpu_at_w(args->dx, args->type, g),
+                                  cpu_at_w(args->dx, args->type, u), args->type);
     }
 }
 
-enum aq_status cpu_gated_backward(struct aq_device *device, const struct aq_gated_backward *args,
-                                  struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct gated_backward self = {.rows = cpu->rows, .args = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), gated_backward_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(gated_backward, aq_gated_backward, pieces_of(args->rows, ROWS))

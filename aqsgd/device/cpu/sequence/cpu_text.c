@@ -9,94 +9,51 @@
 
 enum { FLAT = 16 << 10, ROWS = 16 };
 
-struct gelu {
-    const struct cpu_rows *rows;
-    const struct aq_gelu *forward;
-    const struct aq_gelu_backward *backward;
-};
-
-static void gelu_piece(uint64_t piece, uint32_t worker, void *context)
+static void gelu_piece(struct cpu_device *cpu, const struct aq_gelu *args, uint64_t piece)
 {
-    (void)worker;
-    const struct gelu *self = context;
-    const struct aq_gelu *args = self->forward;
     const uint64_t at = piece * FLAT, n = end_of(piece, args->count, FLAT) - at;
     const enum aq_element y_type = args->other ? AQ_F32 : args->type;
-    self->rows->gelu(cpu_at(args->x, args->type, at), n, args->type, args->other ? args->other + at : NULL,
-                     cpu_at_w(args->y, y_type, at));
+    cpu->rows->gelu(cpu_at(args->x, args->type, at), n, args->type, args->other ? args->other + at : NULL,
+                    cpu_at_w(args->y, y_type, at));
 }
 
-enum aq_status cpu_gelu(struct aq_device *device, const struct aq_gelu *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct gelu self = {.rows = cpu->rows, .forward = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT), gelu_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(gelu, aq_gelu, pieces_of(args->count, FLAT))
 
-static void gelu_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void gelu_backward_piece(struct cpu_device *cpu, const struct aq_gelu_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct gelu *self = context;
-    const struct aq_gelu_backward *args = self->backward;
     const uint64_t at = piece * FLAT, n = end_of(piece, args->count, FLAT) - at;
-    self->rows->gelu_backward(cpu_at(args->x, args->type, at), cpu_at(args->dy, args->type, at), n, args->type,
-                              cpu_at_w(args->dx, args->type, at));
+    cpu->rows->gelu_backward(cpu_at(args->x, args->type, at), cpu_at(args->dy, args->type, at), n, args->type,
+                             cpu_at_w(args->dx, args->type, at));
 }
 
-enum aq_status cpu_gelu_backward(struct aq_device *device, const struct aq_gelu_backward *args,
-                                 struct aq_stream *stream)
-{
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
-    struct gelu self = {.rows = cpu->rows, .backward = args};
-    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT), gelu_backward_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(gelu_backward, aq_gelu_backward, pieces_of(args->count, FLAT))
 
-static void tanh_piece(uint64_t piece, uint32_t worker, void *context)
+static void tanh_piece(struct cpu_device *cpu, const struct aq_tanh *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_tanh *args = context;
+    (void)cpu;
     for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
         args->y[i] = tanhf(args->x[i]);
 }
 
-enum aq_status cpu_tanh(struct aq_device *device, const struct aq_tanh *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_tanh own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), tanh_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(tanh, aq_tanh, pieces_of(args->count, FLAT))
 
-static void tanh_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void tanh_backward_piece(struct cpu_device *cpu, const struct aq_tanh_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_tanh_backward *args = context;
+    (void)cpu;
     for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
         args->dx[i] = args->dy[i] * (1.0f - args->y[i] * args->y[i]);
 }
 
-enum aq_status cpu_tanh_backward(struct aq_device *device, const struct aq_tanh_backward *args,
-                                 struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_tanh_backward own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), tanh_backward_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(tanh_backward, aq_tanh_backward, pieces_of(args->count, FLAT))
 
 static int64_t length_of(const uint32_t *lengths, uint64_t sample, uint64_t T)
 {
     return (int64_t)(lengths && lengths[sample] < T ? lengths[sample] : T);
 }
 
-static void unfold_piece(uint64_t piece, uint32_t worker, void *context)
+static void unfold_piece(struct cpu_device *cpu, const struct aq_unfold *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_unfold *args = context;
+    (void)cpu;
     const uint64_t C = args->C, K = args->K;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         const int64_t t = (int64_t)(r % args->T), length = length_of(args->lengths, r / args->T, args->T);
@@ -110,18 +67,11 @@ static void unfold_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
-enum aq_status cpu_unfold(struct aq_device *device, const struct aq_unfold *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_unfold own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->samples * args->T, ROWS), unfold_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(unfold, aq_unfold, pieces_of(args->samples * args->T, ROWS))
 
-static void unfold_backward_piece(uint64_t piece, uint32_t worker, void *context)
+static void unfold_backward_piece(struct cpu_device *cpu, const struct aq_unfold_backward *args, uint64_t piece)
 {
-    (void)worker;
-    const struct aq_unfold_backward *args = context;
+    (void)cpu;
     const uint64_t C = args->C, K = args->K;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         const int64_t t = (int64_t)(r % args->T), length = length_of(args->lengths, r / args->T, args->T);
@@ -135,11 +85,4 @@ static void unfold_backward_piece(uint64_t piece, uint32_t worker, void *context
     }
 }
 
-enum aq_status cpu_unfold_backward(struct aq_device *device, const struct aq_unfold_backward *args,
-                                   struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_unfold_backward own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->samples * args->T, ROWS), unfold_backward_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(unfold_backward, aq_unfold_backward, pieces_of(args->samples * args->T, ROWS))

@@ -564,9 +564,7 @@ static enum aq_status delta_typed(const struct aq_cuda_attention *args, uint64_t
 static enum aq_status delta_run(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
                                 float *delta, cudaStream_t stream)
 {
-    if (type == AQ_BF16) return delta_typed<uint16_t>(args, samples, delta, stream);
-    if (type == AQ_F16) return delta_typed<aq_half>(args, samples, delta, stream);
-    return delta_typed<float>(args, samples, delta, stream);
+    return aq_by_type(type, [&](auto t) { return delta_typed<decltype(t)>(args, samples, delta, stream); });
 }
 
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream)

@@ -102,7 +102,5 @@ enum aq_status aq_cuda_attention_cached(const struct aq_attention_cached *args, 
         return aq_fail(AQ_INVAL, "device",
                        "%llu tokens over kept ones, %llu channels a head: at most 65535, %u on a GPU",
                        static_cast<unsigned long long>(rows), static_cast<unsigned long long>(args->D), D_MAX);
-    if (args->type == AQ_BF16) return cached_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return cached_typed<aq_half>(args, stream);
-    return cached_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return cached_typed<decltype(t)>(args, stream); });
 }

@@ -267,9 +267,7 @@ enum aq_status aq_cuda_disentangled(const struct aq_disentangled *args, void *, 
 {
     if (args->samples == 0 || args->T == 0) return AQ_OK;
     AQ_TRY(tokens_check(args));
-    if (args->type == AQ_BF16) return forward_as<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return forward_as<struct aq_half>(args, stream);
-    return forward_as<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return forward_as<decltype(t)>(args, stream); });
 }
 
 template <typename E>
@@ -289,7 +287,5 @@ enum aq_status aq_cuda_disentangled_backward(const struct aq_disentangled *args,
     float *deltas = static_cast<float *>(scratch);
     if (args->samples == 0 || args->T == 0) return AQ_OK;
     AQ_TRY(tokens_check(args));
-    if (args->type == AQ_BF16) return backward_as<uint16_t>(args, deltas, stream);
-    if (args->type == AQ_F16) return backward_as<struct aq_half>(args, deltas, stream);
-    return backward_as<float>(args, deltas, stream);
+    return aq_by_type(args->type, [&](auto t) { return backward_as<decltype(t)>(args, deltas, stream); });
 }

@@ -54,9 +54,7 @@ template <typename Y> static enum aq_status rmsnorm_typed(const struct aq_rmsnor
 enum aq_status aq_cuda_rmsnorm(const struct aq_rmsnorm *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    if (args->y_type == AQ_BF16) return rmsnorm_typed<uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return rmsnorm_typed<aq_half>(args, stream);
-    return rmsnorm_typed<float>(args, stream);
+    return aq_by_type(args->y_type, [&](auto t) { return rmsnorm_typed<decltype(t)>(args, stream); });
 }
 
 /*
@@ -418,9 +416,7 @@ template <typename T> static enum aq_status rope_typed(const struct aq_rope *arg
 enum aq_status aq_cuda_rope(const struct aq_rope *args, void *, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->T == 0) return AQ_OK;
-    if (args->type == AQ_BF16) return rope_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return rope_typed<aq_half>(args, stream);
-    return rope_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return rope_typed<decltype(t)>(args, stream); });
 }
 
 /* As rope_backward_wide, without sums. */
@@ -523,9 +519,7 @@ enum aq_status aq_cuda_rope_backward(const struct aq_rope_backward *args, void *
 {
     if (args->samples == 0 || args->T == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
-    if (args->type == AQ_BF16) return rope_backward_typed<uint16_t>(args, partial, stream);
-    if (args->type == AQ_F16) return rope_backward_typed<aq_half>(args, partial, stream);
-    return rope_backward_typed<float>(args, partial, stream);
+    return aq_by_type(args->type, [&](auto t) { return rope_backward_typed<decltype(t)>(args, partial, stream); });
 }
 
 /* ---- Gates. */
@@ -603,9 +597,7 @@ template <typename T> static enum aq_status gated_typed(const struct aq_gated *a
 enum aq_status aq_cuda_gated(const struct aq_gated *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->F == 0) return AQ_OK;
-    if (args->type == AQ_BF16) return gated_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return gated_typed<aq_half>(args, stream);
-    return gated_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return gated_typed<decltype(t)>(args, stream); });
 }
 
 template <typename T>
@@ -621,7 +613,5 @@ static enum aq_status gated_backward_typed(const struct aq_gated_backward *args,
 enum aq_status aq_cuda_gated_backward(const struct aq_gated_backward *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->F == 0) return AQ_OK;
-    if (args->type == AQ_BF16) return gated_backward_typed<uint16_t>(args, stream);
-    if (args->type == AQ_F16) return gated_backward_typed<aq_half>(args, stream);
-    return gated_backward_typed<float>(args, stream);
+    return aq_by_type(args->type, [&](auto t) { return gated_backward_typed<decltype(t)>(args, stream); });
 }

@@ -65,13 +65,12 @@ static enum aq_status handle_open(struct cuda_cudnn *cudnn)
 enum aq_status cuda_cudnn_open(struct cuda_cudnn **out)
 {
     const char *way = getenv("AQ_GPU_ATTENTION");
-    void *memory = NULL;
     *out = NULL;
     if (!way || !*way || strcmp(way, "own") == 0) return AQ_OK;
     if (strcmp(way, "cudnn") != 0)
         return aq_fail(AQ_INVAL, "device", "AQ_GPU_ATTENTION is \"%.40s\"; it must be own or cudnn", way);
-    AQ_TRY(aq_alloc(sizeof(struct cuda_cudnn), &memory));
-    struct cuda_cudnn *cudnn = memory;
+    struct cuda_cudnn *cudnn;
+    AQ_TRY(AQ_NEW(1, &cudnn));
     enum aq_status status = library_open(cudnn);
     if (status == AQ_OK) status = handle_open(cudnn);
     if (status != AQ_OK) {

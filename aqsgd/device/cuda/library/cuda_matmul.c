@@ -91,15 +91,21 @@ static enum aq_status sums_add(const struct aq_matmul *args, bool made, enum aq_
     return aq_cuda_column_sum(&sums, cuda_part(stream, 0), stream->at);
 }
 
+enum aq_status cuda_plan_finish(const struct cuda_plan *plan, const struct aq_matmul *args,
+                                const struct aq_stream *stream)
+{
+    if (args->sums_a || args->sums_b) return sums_add(args, plan->fused, (enum aq_element)plan->key.in_type, stream);
+    if (plan->fused) return AQ_OK;
+    return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
+}
+
 static enum aq_status product_whole(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                     const struct aq_stream *stream)
 {
     struct cuda_plan *plan;
     AQ_TRY(cuda_plan_of(cuda->matmul, args, want, stream, &plan));
     AQ_TRY(cuda_plan_run(cuda->matmul, plan, args, stream));
-    if (args->sums_a || args->sums_b) return sums_add(args, plan->fused, want, stream);
-    if (plan->fused) return AQ_OK;
-    return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
+    return cuda_plan_finish(plan, args, stream);
 }
 
 /* The part of an extent that is whole pieces, if the rest is worth its own product; else all of it. */

@@ -69,10 +69,9 @@ static enum aq_status preference_make(struct cuda_matmul *matmul)
 
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out)
 {
-    void *memory = NULL;
     AQ_TRY(cuda_cublaslt_open());
-    AQ_TRY(aq_alloc(sizeof(struct cuda_matmul), &memory));
-    struct cuda_matmul *matmul = memory;
+    struct cuda_matmul *matmul;
+    AQ_TRY(AQ_NEW(1, &matmul));
     matmul->cuda = cuda;
     const enum aq_status status = preference_make(matmul);
     if (status == AQ_OK)
@@ -189,8 +188,7 @@ static bool algorithms_find(struct cuda_matmul *matmul, struct cuda_plan *plan)
     return plan->found > 0;
 }
 
-/* The plain product, and its epilogue afterwards. False: it is plain already, or cuBLASLt has none. */
-static bool plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan)
+bool cuda_plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan)
 {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const bool same = plan->key.after == AQ_AFTER_NONE && !plan->key.bias && !plan->key.sums;
@@ -209,8 +207,18 @@ static enum aq_status plan_make(struct cuda_matmul *matmul, struct cuda_plan *pl
     AQ_TRY(describe(plan));
     plan->fused = epilogue_of(key, &epilogue);
     if (plan->fused) AQ_TRY(epilogue_set(plan, any + key->align_bias, any + key->align_other));
-    if (algorithms_find(matmul, plan) || plan_unfuse(matmul, plan)) return AQ_OK;
+    if (algorithms_find(matmul, plan) || cuda_plan_unfuse(matmul, plan)) return AQ_OK;
     return lt_failed(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", key);
+}
+
+enum aq_status cuda_plan_remake(struct cuda_matmul *matmul, struct cuda_plan *plan)
+{
+    const struct cuda_key key = plan->key;
+    plan_drop(plan);
+    plan->key = key;
+    const enum aq_status status = plan_make(matmul, plan);
+    plan->made = status == AQ_OK;
+    return status;
 }
 
 /* The bias that a fused ending reads, or where one leaves sums. */
@@ -253,11 +261,10 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
         if (memcmp(&matmul->plans[i].key, &key, sizeof key) == 0) return AQ_OK;
     }
     struct cuda_plan *plan = &matmul->plans[matmul->next++ % CUDA_PLANS_MAX];
-    plan_drop(plan);
     plan->key = key;
-    const enum aq_status status = plan_make(matmul, plan);
-    plan->made = status == AQ_OK;
+    enum aq_status status = cuda_plan_remake(matmul, plan);
     if (status == AQ_OK && matmul->table) cuda_table_choose(matmul, plan, args, stream);
+    if (status == AQ_OK && !plan->made) status = cuda_plan_remake(matmul, plan);
     if (status == AQ_OK)
         *out = plan;
     else
@@ -300,15 +307,14 @@ void cuda_plan_text(const struct cuda_plan *plan, char *text)
 }
 
 cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan, uint32_t at,
-                              const struct aq_matmul *args, void *c, const struct aq_stream *stream)
+                              const struct aq_matmul *args, const struct aq_stream *stream)
 {
     const bool residual = plan->fused && args->after == AQ_AFTER_RESIDUAL;
     const float one = 1.0f, share = args->accumulate || residual ? 1.0f : 0.0f;
-    if (!c) c = args->c;
     if (plan->fused && epilogue_set(plan, bias_of(args, stream), args->other) != AQ_OK)
         return CUBLAS_STATUS_INVALID_VALUE;
     return cublasLtMatmul(matmul->handle, plan->product, &one, args->b, plan->first, args->a, plan->second, &share,
-                          residual ? args->other : c, plan->result, c, plan->result, &plan->algorithms[at],
+                          residual ? args->other : args->c, plan->result, args->c, plan->result, &plan->algorithms[at],
                           stream->workspace, CUDA_WORKSPACE_BYTES, stream->at);
 }
 
@@ -317,7 +323,7 @@ enum aq_status cuda_plan_run(struct cuda_matmul *matmul, struct cuda_plan *plan,
 {
     char text[CUDA_TEXT_BYTES];
     for (uint32_t tried = 1;; tried++) {
-        const cublasStatus_t status = cuda_plan_call(matmul, plan, plan->at, args, NULL, stream);
+        const cublasStatus_t status = cuda_plan_call(matmul, plan, plan->at, args, stream);
         if (status != CUBLAS_STATUS_SUCCESS || !plan->chosen) cuda_plan_text(plan, text);
         if (status == CUBLAS_STATUS_SUCCESS) {
             if (!plan->chosen) aq_log("device", 2, "%s, %s", text, plan->fused ? "fused" : "ending apart");
@@ -329,7 +335,7 @@ enum aq_status cuda_plan_run(struct cuda_matmul *matmul, struct cuda_plan *plan,
         plan->chosen = false;
         if (tried < CUDA_ALGORITHMS_TRIED && plan->at + 1 < plan->found)
             plan->at++;
-        else if (plan_unfuse(matmul, plan))
+        else if (cuda_plan_unfuse(matmul, plan))
             tried = 0;
         else
             return lt_failed(status, "cublasLtMatmul", &plan->key);

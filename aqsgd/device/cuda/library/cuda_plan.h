@@ -72,9 +72,20 @@ static inline float *cuda_plan_sums(const struct aq_stream *stream)
 enum aq_status cuda_plan_run(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
                              const struct aq_stream *stream);
 
-/* The product by algorithm `at` of its plan, once; for timing. c: where it is written; NULL: args->c. */
+/* The product by algorithm `at` of its plan, once; for timing. */
 cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan, uint32_t at,
-                              const struct aq_matmul *args, void *c, const struct aq_stream *stream);
+                              const struct aq_matmul *args, const struct aq_stream *stream);
+
+/* Our kernels that follow a product of this plan: an ending that it has not made, the sums of an operand. */
+enum aq_status cuda_plan_finish(const struct cuda_plan *plan, const struct aq_matmul *args,
+                                const struct aq_stream *stream);
+
+/*
+ * Turns a fused plan into the plain product, whose ending cuda_plan_finish makes, with the algorithms for that. False:
+ * it has no ending, or cuBLASLt has no such product. cuda_plan_remake turns it back; its algorithms are the same again.
+ */
+bool cuda_plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan);
+enum aq_status cuda_plan_remake(struct cuda_matmul *matmul, struct cuda_plan *plan);
 
 /* One line of what a plan computes, and how: for logs. `text` has CUDA_TEXT_BYTES. */
 void cuda_plan_text(const struct cuda_plan *plan, char *text);
@@ -86,8 +97,8 @@ void cuda_plan_text(const struct cuda_plan *plan, char *text);
 enum aq_status cuda_table_path(const struct cuda_device *cuda, char **path);
 
 /*
- * The algorithm of the table, or the first by the clock, which is then in the table. Failures are logged and change
- * nothing.
+ * The algorithm of the table, or the fastest by the clock, which is then in the table: with the ending in the product
+ * or after it. Failures are logged and change nothing.
  */
 void cuda_table_choose(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
                        const struct aq_stream *stream);

@@ -249,9 +249,8 @@ static enum aq_status stream_fill(struct aq_device *device, struct aq_stream *st
 static enum aq_status cuda_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
     struct cuda_device *cuda = cuda_device_of(device);
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
-    struct aq_stream *stream = memory;
+    struct aq_stream *stream;
+    AQ_TRY(AQ_NEW(1, &stream));
     stream->device = cuda;
     if (!cuda->own) cuda->own = stream; /* the first: memory is cleared on it */
     cudaError_t error = cuda_use(cuda);
@@ -280,9 +279,8 @@ static void *cuda_stream_native(struct aq_device *device, struct aq_stream *stre
 
 static enum aq_status cuda_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
-    struct aq_event *event = memory;
+    struct aq_event *event;
+    AQ_TRY(AQ_NEW(1, &event));
     cudaError_t error = cuda_use(cuda_device_of(device));
     if (error == cudaSuccess)
         error = cudaEventCreateWithFlags(&event->at, timed ? cudaEventDefault : cudaEventDisableTiming);
@@ -346,12 +344,6 @@ static void cuda_parallel(struct aq_device *device, uint32_t pieces, void (*run)
     (void)device;
     for (uint32_t piece = 0; piece < pieces; piece++)
         run(piece, context);
-}
-
-static uint64_t cuda_scratch_bytes(const struct aq_device *device)
-{
-    (void)device;
-    return SCRATCH_BYTES + CUDA_WORKSPACE_BYTES;
 }
 
 /* --- the device ------------------------------------------------------------------------------------------------- */
@@ -499,7 +491,6 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .copy = cuda_copy,
                                              .zero = cuda_zero,
                                              .parallel = cuda_parallel,
-                                             .scratch_bytes = cuda_scratch_bytes,
 #define AQ_MATH(name, ...) .name = cuda_##name,
 #include "aqsgd/math.def"
                                              .squares = cuda_squares};

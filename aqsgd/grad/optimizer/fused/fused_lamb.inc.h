@@ -5,7 +5,7 @@ AQ_FUSED(LAMB_STEP, 0, 0, false)
 #ifdef AQ_BODY
 AQ_ELEMENT float element_lamb_direction(const struct aq_fused w, float decay, uint64_t i)
 {
-    return w.m[i] * w.k1 / (sqrtf(w.v[i] * w.k2) + w.eps) + decay * w.p[i];
+    return w.m[i] * w.k1 / (sqrtf(w.v[i] * w.k2 + w.inside) + w.eps) + decay * w.p[i];
 }
 
 /* |x|^2 and |u|^2. */

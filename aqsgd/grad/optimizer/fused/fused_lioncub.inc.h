@@ -2,6 +2,7 @@
 AQ_FUSED(LIONCUB_VECTOR, 0, 0, false)
 AQ_FUSED(LIONCUB_VECTOR_SIZES, 2, 2, false)
 AQ_FUSED(LIONCUB_VECTOR_LOGS, 2, 0, false)
+AQ_FUSED(LIONCUB_VECTOR_POWERS, 1, 0, false)
 AQ_FUSED(LIONCUB_VOTE, 0, 0, false)
 AQ_FUSED(LIONCUB_QUANTIZE, 0, 0, false)
 AQ_FUSED_WORDS(LIONCUB_PACK)
@@ -23,24 +24,6 @@ AQ_BODY(LIONCUB_VECTOR_SIZES)
     terms[0] = terms[1] = fabs((double)c);
 }
 
-/*
- * log x of x > 0, within 2 ulp: x = m 2^e with m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(z), z = (m - 1) / (m + 1),
- * |z| < 0.172, by its series up to z^19. The C library's and a GPU's logarithms have other bits than each other.
- */
-AQ_ELEMENT double element_log(double x)
-{
-    int e;
-    double m = frexp(x, &e), sum = 1.0 / 19.0;
-    if (m < 0.70710678118654752) {
-        m *= 2.0;
-        e--;
-    }
-    const double z = (m - 1.0) / (m + 1.0), z2 = z * z;
-    for (int k = 17; k >= 1; k -= 2)
-        sum = sum * z2 + 1.0 / (double)k;
-    return (double)e * 0.69314718055994531 + 2.0 * z * sum;
-}
-
 /* L0: logarithms of what is not zero, and how many there are. */
 AQ_BODY(LIONCUB_VECTOR_LOGS)
 {
@@ -48,6 +31,13 @@ AQ_BODY(LIONCUB_VECTOR_LOGS)
     w.c[i] = c;
     terms[0] = c == 0.0f ? 0.0 : element_log(fabs((double)c));
     terms[1] = c == 0.0f ? 0.0 : 1.0;
+}
+
+AQ_BODY(LIONCUB_VECTOR_POWERS)
+{
+    const float c = element_lion_vector(w, i);
+    w.c[i] = c;
+    terms[0] = element_power(fabs((double)c), (double)w.norm);
 }
 
 AQ_BODY(LIONCUB_VOTE)

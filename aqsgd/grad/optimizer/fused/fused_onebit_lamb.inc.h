@@ -1,8 +1,10 @@
-/* fused_onebit_lamb.inc.h -- 1-bit LAMB: values[1] is r c_avg, [2] the momentum's scale, [3] one over it. */
+/* fused_onebit_lamb.inc.h -- 1-bit LAMB: values[1] is r c_avg, [2] the momentum's scale, [3] one over it, [4] what
+ * errors are multiplied by. */
 AQ_FUSED(ONEBIT_LAMB_SCALE, 0, 0, false)
 AQ_FUSED(ONEBIT_LAMB_REBUILD, 1, 1, true)
 AQ_FUSED(ONEBIT_LAMB_REBUILD_ROOT, 3, 1, true)
 AQ_FUSED(ONEBIT_LAMB_STEP, 0, 0, false)
+AQ_FUSED(ONEBIT_LAMB_ERRORS, 0, 0, false)
 
 #ifdef AQ_BODY
 AQ_BODY(ONEBIT_LAMB_SCALE)
@@ -28,8 +30,8 @@ AQ_ELEMENT void element_onebit_lamb_rebuild(bool root, bool masks, const struct 
         terms[0] = (double)(frozen / v);
         return;
     }
-    const float under = sqrtf(frozen) + w.eps, u = m / under, with = u + values[0] * w.p[i];
-    terms[0] = (double)(under / (sqrtf(v) + w.eps));
+    const float under = sqrtf(frozen + w.inside) + w.eps, u = m / under, with = u + values[0] * w.p[i];
+    terms[0] = (double)(under / (sqrtf(v + w.inside) + w.eps));
     terms[1] = (double)u * (double)u;
     terms[2] = (double)with * (double)with;
 }
@@ -44,9 +46,15 @@ AQ_BODY(ONEBIT_LAMB_REBUILD_ROOT)
     element_onebit_lamb_rebuild(true, masks, w, values, i, terms);
 }
 
+AQ_BODY(ONEBIT_LAMB_ERRORS)
+{
+    if (w.worker_error) w.worker_error[i] *= values[4];
+    if (w.server_error && i - w.chunk_first < w.chunk) w.server_error[i - w.chunk_first] *= values[4];
+}
+
 AQ_BODY(ONEBIT_LAMB_STEP)
 {
     const float size = w.lr * values[1];
-    w.p[i] -= size * (w.m[i] / (sqrtf(w.frozen[i]) + w.eps) + values[0] * w.p[i]);
+    w.p[i] -= size * (w.m[i] / (sqrtf(w.frozen[i] + w.inside) + w.eps) + values[0] * w.p[i]);
 }
 #endif

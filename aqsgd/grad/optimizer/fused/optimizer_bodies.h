@@ -16,6 +16,7 @@
 
 #include <math.h>
 
+#include "grad_power.h"
 #include "optimizer_fused.h"
 
 #define AQ_UNUSED __attribute__((unused))

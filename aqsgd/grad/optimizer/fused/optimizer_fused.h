@@ -71,7 +71,8 @@ struct aq_fused {
     uint64_t chunk_first, chunk;
     /* Numbers: c1 = 1 - b1, c2 = 1 - b2; k1 and k2 correct a bias. */
     float b1, c1, b2, c2, k1, k2, eps, lr, size;
-    float scale; /* of gradients */
+    float inside; /* lamb, onebit_lamb, slamb: added to the variance, under the root */
+    float scale;  /* of gradients */
     /* Work after an update: gradients are cleared, parameters rounded to fp16 (halves) or bf16. */
     float *cleared;
     uint16_t *rounded;
@@ -88,6 +89,7 @@ struct aq_fused {
     uint64_t *lanes;
     uint64_t count; /* of codes */
     uint32_t lane_bits, times, middle;
+    float norm; /* of powers */
     bool tie;
     const struct aq_flat_piece *rows;
     float *used; /* by row */

@@ -35,6 +35,15 @@ enum { AQ_ALIGN = 64 }; /* a cache line; every arena piece and aq_alloc starts o
 enum aq_status aq_alloc(size_t bytes, void **out);
 void aq_free(void *memory); /* NULL is fine */
 
+/*
+ * The same for `count` objects of the type that *out points to, a pointer that gets the address, where it succeeds:
+ *
+ *     struct aq_net *net;
+ *     AQ_TRY(AQ_NEW(1, &net));
+ */
+#define AQ_NEW(count, out) aq_alloc_at((count) * sizeof **(out), (out))
+enum aq_status aq_alloc_at(size_t bytes, void *out);
+
 /* A copy of text, of memory from aq_alloc. */
 enum aq_status aq_alloc_text(const char *text, char **out);
 

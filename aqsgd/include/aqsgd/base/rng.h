@@ -25,7 +25,8 @@ enum aq_rng_purpose {
     AQ_RNG_ROUND = 4,   /* stochastic rounding: a = edge and step, b = sample         */
     AQ_RNG_TEST = 5,    /* tests and benchmarks                                       */
     AQ_RNG_GENERATE = 6, /* sampling from a language model                            */
-    AQ_RNG_REDUCE = 7,  /* what replicas agree on unasked: masks (a = step), first factors (b = 1 + tensor) */
+    AQ_RNG_REDUCE = 7,  /* what replicas agree on unasked: masks (a = step), first factors (b = 1 + tensor),
+                           randomk's places (seed: the step; a = the chunk, b = 2^63) */
     AQ_RNG_ADAPTER = 8, /* masks before adapters: a = step, layer and adapter, b = sample */
     AQ_RNG_VIEW = 9     /* crops and flips of images: a = epoch, b = sample               */
 };

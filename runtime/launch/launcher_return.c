@@ -1,0 +1,169 @@
+/*
+ * launcher_return.c -- a lost replica returns while the others train (reduce.patience).
+ *
+ *     TRAINS --lost--> ENDS --all its processes have ended--> STARTS --a round ends without it--> ENTERS --> TRAINS
+ *                       ^                                       |                                  |
+ *                       +---------------- a process fails ------+----------------------------------+
+ *     ENDS, STARTS, ENTERS --launch->returns starts in a row, or too slow--> GONE
+ *     ENTERS --the checkpoint that it was to read is broken off--> STARTS
+ *
+ * ENDS: its other processes are of no use without the lost one. Each gets SIGKILL, so that one that is stopped ends,
+ * too. STARTS: the new ones open devices and data, and then need weights. Those exist at the end of a round: there the
+ * checkpoint that follows a round without a replica has its files, written by the first member (launcher_rounds.c).
+ * ENTERS: it counts from the next step on, as any other replica: its processes read that checkpoint, link up among
+ * themselves and train the round. Links to the other replicas are made at the round's end, when all have come there.
+ * GONE: the next round without it is the last one of these processes, as before there was a way to return.
+ *
+ * So nobody waits for its start, and what it enters with is a file that a restart of all would read: the same bits. Its
+ * message caches start empty, since no mark of that step is there.
+ */
+#include <inttypes.h>
+
+#include "launcher_private.h"
+
+static struct launcher_replica *replica_of(struct launcher *launcher, uint32_t rank)
+{
+    return &launcher->rounds.replicas[rank / launcher->launch->stages];
+}
+
+static bool all_are(const struct launcher *launcher, uint32_t replica, enum stage_state state)
+{
+    const uint32_t P = launcher->launch->stages;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (launcher->stages[r].state != state) return false;
+    return true;
+}
+
+/* What the launcher knows of the old process is not the new one's. */
+static void forget_rank(struct launcher *launcher, uint32_t rank)
+{
+    struct stage *stage = &launcher->stages[rank];
+    json_decref(stage->report);
+    json_decref(stage->evals);
+    *stage = (struct stage){.host = stage->host};
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        launcher->stages[r].listens[rank / 64] &= ~(1ull << rank % 64);
+    launcher->ended--;
+}
+
+static void start_again(struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    of->state = REPLICA_STARTS;
+    of->tries++;
+    of->deadline_ns = launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
+        forget_rank(launcher, r);
+        if (host_start(launcher, r, true) != AQ_OK) return; /* the daemon is lost: a cause */
+    }
+}
+
+static void end_all(struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (launcher->stages[r].state != STAGE_EXITED)
+            stage_send(launcher, r, json_pack("{s:s, s:I}", "op", "end", "rank", (json_int_t)r));
+}
+
+void launcher_return_begin(struct launcher *launcher, uint32_t replica)
+{
+    struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    of->state = REPLICA_GONE;
+    if (of->tries >= launcher->launch->returns) return;
+    of->state = REPLICA_ENDS;
+    of->deadline_ns = launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
+    end_all(launcher, replica);
+    if (all_are(launcher, replica, STAGE_EXITED)) start_again(launcher, replica);
+}
+
+bool launcher_return_exited(struct launcher *launcher, uint32_t rank)
+{
+    if (replica_of(launcher, rank)->state != REPLICA_ENDS) return false;
+    if (launcher->aborting || launcher->cause != CAUSE_NONE) return true;
+    if (all_are(launcher, rank / launcher->launch->stages, STAGE_EXITED))
+        start_again(launcher, rank / launcher->launch->stages);
+    return true;
+}
+
+bool launcher_return_may(const struct launcher *launcher, uint32_t replica)
+{
+    const enum replica_state state = launcher->rounds.replicas[replica].state;
+    return state == REPLICA_ENDS || state == REPLICA_STARTS;
+}
+
+bool launcher_return_waits(const struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    if (launcher->rounds.replicas[replica].state != REPLICA_STARTS) return false;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (launcher->stages[r].state != STAGE_STARTED || launcher->stages[r].phase != AQ_PHASE_WEIGHTS) return false;
+    return true;
+}
+
+void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step)
+{
+    const uint32_t P = launcher->launch->stages;
+    struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    of->state = REPLICA_ENTERS;
+    of->lost = false;
+    of->from = step;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
+        struct stage *stage = &launcher->stages[r];
+        stage->step = stage->round = stage->evaluated = step;
+        aq_metrics_without(launcher->launch->metrics, r, 0, step);
+    }
+}
+
+void launcher_return_told(struct launcher *launcher, uint64_t step)
+{
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        const struct launcher_replica *of = replica_of(launcher, r);
+        if (of->state == REPLICA_ENTERS && of->from == step) {
+            launcher->stages[r].mark = step;
+            stage_send(launcher, r,
+                       json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)r, "step", (json_int_t)step));
+        }
+    }
+}
+
+void launcher_return_stay(struct launcher *launcher, uint64_t step)
+{
+    const uint32_t P = launcher->launch->stages;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        struct launcher_replica *of = &launcher->rounds.replicas[w];
+        if (of->state != REPLICA_ENTERS || of->from != step) continue;
+        of->state = REPLICA_STARTS;
+        of->lost = true;
+        for (uint32_t r = w * P; r < (w + 1) * P; r++)
+            aq_metrics_without(launcher->launch->metrics, r, 0, UINT64_MAX);
+    }
+}
+
+void launcher_return_ready(struct launcher *launcher, uint32_t rank)
+{
+    const uint32_t P = launcher->launch->stages, replica = rank / P;
+    struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    if (of->state != REPLICA_ENTERS || !all_are(launcher, replica, STAGE_READY)) return;
+    of->state = REPLICA_TRAINS;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
+        json_t *message = json_pack("{s:s, s:I}", "op", "go", "rank", (json_int_t)r);
+        launcher_steps_add(launcher, r, message);
+        stage_send(launcher, r, message);
+    }
+    aq_progress_say(launcher->launch->progress, "replica %u is back, from step %" PRIu64, replica,
+                    launcher_steps_due(launcher, replica * P));
+}
+
+void launcher_return_turn(struct launcher *launcher)
+{
+    const uint64_t now = launcher->watch.clock.now_ns;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        struct launcher_replica *of = &launcher->rounds.replicas[w];
+        if (!launcher_return_may(launcher, w) || launcher_return_waits(launcher, w) || now <= of->deadline_ns) continue;
+        aq_progress_say(launcher->launch->progress, "replica %u has not started again in time: it does not return", w);
+        of->state = REPLICA_GONE;
+        end_all(launcher, w);
+    }
+}

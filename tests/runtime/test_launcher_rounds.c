@@ -1,0 +1,636 @@
+/*
+ * test_launcher_rounds.c -- reduce.patience: rounds that end without a replica, and its return.
+ *
+ * A round of four steps, a checkpoint every eight, sixteen steps.
+ */
+#include "rounds_kit.h"
+
+/* Replicas from `first` on train up to this step, with their rounds. */
+static void train_rounds(uint32_t first, uint64_t last)
+{
+    for (uint64_t step = launcher.stages[first * P].step + 1; step <= last; step++) {
+        for (uint32_t r = first * P; r < RANKS && step % 4 == 0; r++)
+            say_step(r, step, "round");
+        if (step % 4 == 0) average(first);
+        for (uint32_t r = first * P; r < RANKS; r++) {
+            say_step(r, step, "step");
+            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
+        }
+    }
+}
+
+static void test_a_round_ends_without_a_lost_replica(void **state)
+{
+    (void)state;
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 5);
+    assert_int_equal(launcher.rounds.decided, 4);
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    assert_string_equal(result.cause, "");
+    assert_true(launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P - 1));
+    assert_false(launcher_is_lost(&launcher, P));
+    say_step(0, 99, "step"); /* nothing that it says counts, be it wrong, late or of an old state */
+    say_step(0, 4, "round");
+    say_step(P - 1, 8, "mark");
+    say(0, "{\"event\":\"failed\",\"status\":\"closed\",\"text\":\"x\"}");
+    assert_string_equal(result.cause, "");
+    train_rounds(1, 8);
+    assert_int_equal(launcher.rounds.without, 8);
+    assert_int_equal(launcher.stages[0].step, 5);
+    for (uint32_t r = P; r < RANKS; r++) {
+        assert_int_equal(result.mark, 0);
+        say_step(r, 8, "mark");
+    }
+    assert_int_equal(result.mark, 8);
+    assert_non_null(strstr(result.cause, "the round of step 8 ended with 1 of 2 replicas"));
+    assert_true(result.transient);
+}
+
+static void test_nobody_is_left_out_of_the_last_round_or_the_best_checkpoint(void **state)
+{
+    static const uint64_t trained[] = {8 /* its checkpoint is not complete, and may be the best */,
+                                       13 /* the last round */, 15 /* its average is under way */};
+    for (size_t i = 0; i < sizeof trained / sizeof *trained; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_rounds(NEVER_NS);
+        result.best.figure = trained[i] == 8 ? "loss" : NULL;
+        train_rounds(0, trained[i]);
+        for (uint32_t r = 0; r < RANKS && trained[i] > 8; r++)
+            say_step(r, 8, "mark");
+        for (uint32_t r = 0; r < RANKS && trained[i] == 15; r++)
+            say_step(r, 16, "round");
+        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_non_null(strstr(result.cause, "was killed by signal 9"));
+        assert_true(result.transient);
+        if (i + 1 < sizeof trained / sizeof *trained) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void all_come(uint64_t step)
+{
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_step(r, step, "round");
+    assert_int_equal(launcher.rounds.averaging, step);
+    assert_int_equal(launcher.rounds.attempt, 1);
+}
+
+/* Whatever has been told when the first replica is lost: its share does not count, on any stage. */
+static void test_a_round_is_averaged_again_without_who_is_lost_meanwhile(void **state)
+{
+    for (uint32_t told = 0; told < 2 * RANKS;
+         told++) { /* ranks that have the mean before the loss, or miss replica 0 */
+        if (told > 0) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        train_rounds(0, 3);
+        all_come(4);
+        if (told < RANKS)
+            for (uint32_t r = 0; r < told; r++)
+                say_averaged(RANKS - 1 - r, true, 0); /* the last one to tell is of replica 0 */
+        else
+            for (uint32_t r = 0; r < told - RANKS && r < P; r++)
+                say_averaged(P + r, false, 1);
+        assert_int_equal(launcher.rounds.attempt, 1);
+        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_true(launcher_is_lost(&launcher, 0) && !launcher_is_lost(&launcher, P));
+        for (uint32_t r = P; r < RANKS; r++) {
+            assert_int_equal(launcher.rounds.decided, 0);
+            if (launcher.rounds.attempt == 1 && launcher.stages[r].averaged == AVERAGE_NONE)
+                say_averaged(r, r == P, 0); /* one has it all the same */
+        }
+        assert_int_equal(launcher.rounds.attempt, 2);
+        assert_int_equal(launcher.rounds.named, 2);
+        say_step(0, 4, "averaged"); /* of the process that has ended */
+        average(1);
+        assert_int_equal(launcher.rounds.decided, 4);
+        assert_int_equal(launcher.rounds.averaging, 0);
+        assert_string_equal(result.cause, "");
+        assert_metrics_have("\"step\":4,\"members\":[1],\"without\":[0],\"entering\":[]");
+        if (told + 1 < 2 * RANKS) assert_int_equal(teardown(state), 0);
+    }
+}
+
+/* Links between replicas that live have ended: after the patience the one that is missed ends, too. */
+static void test_a_replica_that_the_others_miss_is_lost(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(1);
+    train_rounds(0, 3);
+    all_come(4);
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_averaged(r, r >= P + 1, r == 0 ? 2 : r == P ? 1 : 0); /* the two first stages miss each other */
+    assert_int_equal(launcher.rounds.attempt, 1);
+    launcher_rounds_turn(&launcher); /* no time has passed */
+    assert_int_equal(launcher.rounds.attempt, 1);
+    aq_watch_tick(&launcher.watch, NEVER_NS);
+    launcher_rounds_turn(&launcher);
+    assert_true(!launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P));
+    assert_int_equal(launcher.rounds.attempt, 2);
+    assert_int_equal(launcher.rounds.named, 1);
+    for (uint32_t r = 0; r < P; r++)
+        say_averaged(r, true, 0);
+    assert_int_equal(launcher.rounds.decided, 4);
+    assert_string_equal(result.cause, "");
+}
+
+/* Which ranks the launcher told to end the attempt because of this line, a bit each; *lost: of the last one. */
+static uint64_t broken_by(uint32_t rank, bool whole, uint64_t ended, char lost[17])
+{
+    char text[16384], line[200];
+    uint64_t told = 0;
+    snprintf(line, sizeof line,
+             "{\"event\":\"averaged\",\"step\":4,\"attempt\":1,\"whole\":%s,\"ended\":\"%016llx\",\"rank\":%u}",
+             whole ? "true" : "false", (unsigned long long)ended, rank);
+    json_t *message = json_loads(line, 0, NULL);
+    launcher_event(&launcher, &launcher.hosts[0], message);
+    json_decref(message);
+    const ssize_t got = recv(peer, text, sizeof text - 1, MSG_DONTWAIT);
+    text[got > 0 ? got : 0] = 0;
+    for (char *next = text, *each; (each = strsep(&next, "\n")) != NULL;) {
+        json_t *sent = json_loads(each, 0, NULL);
+        if (aq_control_is(sent, "op", "break")) {
+            told |= 1ull << aq_control_u64_or(sent, "rank", 63);
+            snprintf(lost, 17, "%s", aq_control_text_or(sent, "lost", ""));
+        }
+        json_decref(sent);
+    }
+    return told;
+}
+
+/* With three replicas and more, one has whole links to both ends of the one that has ended, and would wait. */
+static void test_a_link_that_has_ended_ends_the_attempt_for_all(void **state)
+{
+    (void)state;
+    char lost[17] = "";
+    launch.returns = 1;
+    begin_rounds(1);
+    train_rounds(0, 3);
+    all_come(4);
+    assert_int_equal(broken_by(1, true, 0, lost), 0);
+    assert_int_equal(broken_by(0, false, 2, lost), 0x3f & ~3u); /* rank 1 has sent it */
+    assert_string_equal(lost, "0000000000000000");
+    assert_int_equal(broken_by(P, false, 1, lost), 0); /* all know */
+    assert_string_equal(result.cause, "");
+}
+
+static void test_averages_out_of_place_are_refused(void **state)
+{
+    static const struct {
+        bool named;
+        const char *line, *why;
+    } wrong[] = {{false, "{\"event\":\"averaged\",\"step\":4,\"attempt\":1,\"whole\":true}", "it was not asked for"},
+                 {true, "{\"event\":\"averaged\",\"step\":8,\"attempt\":1,\"whole\":true}", "it was not asked for"},
+                 {true, "{\"event\":\"averaged\",\"step\":4,\"attempt\":2,\"whole\":true}", "it was not asked for"},
+                 {true, "{\"event\":\"averaged\",\"step\":4,\"attempt\":65,\"whole\":true}", "'attempt' is not"},
+                 {true, "{\"event\":\"averaged\",\"step\":4,\"attempt\":1}", "'whole'"},
+                 {true, "{\"event\":\"step\",\"step\":4}", "not all have the average of its round"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_rounds(NEVER_NS);
+        train_rounds(0, 3);
+        if (wrong[i].named) all_come(4);
+        const off_t bytes = size_of(metrics_path);
+        say(P, wrong[i].line);
+        assert_refused("replica 1 stage 0", wrong[i].why, P, bytes);
+        assert_int_equal(teardown(state), 0);
+    }
+    assert_int_equal(setup(state), 0);
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 3);
+    all_come(4);
+    say_averaged(P, true, 0);
+    const off_t bytes = size_of(metrics_path);
+    say_averaged(P, true, 0);
+    assert_refused("replica 1 stage 0", "it was not asked for", P, bytes);
+}
+
+static void test_replicas_with_other_weights_end_the_run(void **state)
+{
+    (void)state;
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 8);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        char line[100];
+        snprintf(line, sizeof line, "{\"event\":\"mark\",\"step\":8,\"weights\":\"%016x\"}", r == 4 ? 99 : r % P);
+        assert_string_equal(result.cause, "");
+        say(r, line);
+    }
+    assert_non_null(strstr(result.cause, "step 8: the weights of replica 1 stage 1 (digest 0000000000000063) differ"));
+    assert_int_equal(result.mark, 0);
+}
+
+static void all_mark(uint32_t first, uint64_t step)
+{
+    for (uint32_t r = first; r < RANKS; r++)
+        say_step(r, step, "mark");
+}
+
+/* Nobody would come to the next round's end, so that it could return. */
+static void test_after_the_last_step_of_a_stopped_run_nobody_is_left_out(void **state)
+{
+    for (int early = 0; early < 2; early++) {
+        if (early) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        train_rounds(0, 8);
+        all_mark(0, 8);
+        *(early ? &result.early_step : &launcher.last_step) = 8;
+        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_non_null(strstr(result.cause, "was killed by signal 9"));
+        if (!early) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_a_repeated_round_waits_for_the_regular_checkpoint(void **state)
+{
+    (void)state;
+    begin_rounds(NEVER_NS);
+    launcher.rounds.log = json_object();
+    train_rounds(0, 11);
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_step(r, 12, "round");
+    assert_int_equal(launcher.rounds.averaging, 0);
+    all_mark(0, 8);
+    launcher_rounds_turn(&launcher);
+    average(0);
+    assert_int_equal(launcher.rounds.decided, 12);
+    assert_string_equal(result.cause, "");
+    launcher_rounds_close(&launcher);
+    launcher.rounds.log = NULL;
+}
+
+static void test_a_late_replica_is_left_out(void **state)
+{
+    (void)state;
+    begin_rounds(1);
+    train_rounds(0, 3);
+    launcher_rounds_turn(&launcher); /* nobody is at the end: nobody is late */
+    assert_int_equal(launcher.rounds.decided, 0);
+    for (uint32_t r = 0; r < P; r++)
+        say_step(r, 4, "round");
+    launcher_rounds_turn(&launcher); /* no time has passed for the launcher, whatever the machine's clock has done */
+    assert_false(launcher_is_lost(&launcher, P));
+    aq_watch_tick(&launcher.watch, NEVER_NS);
+    launcher_rounds_turn(&launcher); /* after a jump a second counts at most */
+    assert_true(!launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P));
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 4, "round"); /* too late */
+    for (uint32_t r = 0; r < P; r++)
+        say_averaged(r, true, 0);
+    assert_int_equal(launcher.rounds.without, 4);
+    assert_int_equal(launcher.rounds.decided, 4);
+    assert_string_equal(result.cause, "");
+}
+
+static void test_a_jump_of_the_clock_makes_nobody_late(void **state)
+{
+    (void)state;
+    begin_rounds(2ull * 1000 * 1000 * 1000);
+    train_rounds(0, 3);
+    for (uint32_t r = 0; r < P; r++)
+        say_step(r, 4, "round");
+    aq_watch_tick(&launcher.watch, NEVER_NS); /* the launcher was stopped for an hour */
+    launcher_rounds_turn(&launcher);
+    for (uint32_t r = P; r < RANKS; r++) /* they had come long ago */
+        say_step(r, 4, "round");
+    average(0);
+    assert_false(launcher_is_lost(&launcher, P));
+    assert_int_equal(launcher.rounds.decided, 4);
+    assert_int_equal(launcher.rounds.without, 0);
+}
+
+static void lose_first(uint64_t after)
+{
+    train_rounds(0, after);
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+}
+
+/* The new processes of the first replica come to where they need weights. */
+static void start_first(void)
+{
+    for (uint32_t r = 0; r < P; r++)
+        for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
+            char line[64];
+            snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
+            say(r, line);
+        }
+}
+
+static void test_a_lost_replica_returns(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    lose_first(5);
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_ENDS);
+    say_step(0, 99, "step"); /* of a process that is being ended */
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
+    assert_int_equal(launcher.ended, 0);
+    assert_false(launcher_return_waits(&launcher, 0));
+    start_first();
+    assert_true(launcher_return_waits(&launcher, 0));
+    train_rounds(1, 8);
+    assert_int_equal(launcher.rounds.without, 8);
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_ENTERS);
+    assert_false(launcher_is_lost(&launcher, 0));
+    train_rounds(1, 9); /* nobody waits for its start */
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 8, "mark");
+    assert_int_equal(result.mark, 8);
+    assert_int_equal(launcher.rounds.without, 0);
+    say(1, "{\"event\":\"listening\",\"address\":\"127.0.0.1:1\",\"peer\":4}");
+    for (uint32_t r = 0; r < P; r++)
+        say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_TRAINS);
+    for (uint64_t step = 9; step < 12; step++)
+        for (uint32_t r = 0; r < P; r++) {
+            say_step(r, step, "step");
+            if (step == 9 && r == P - 1) say_step(r, step, "eval");
+        }
+    for (uint64_t step = 10; step < 12; step++)
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, step, "step");
+    all_come(12);
+    average(0);
+    assert_int_equal(launcher.rounds.decided, 12);
+    assert_int_equal(launcher.rounds.without, 0);
+    assert_string_equal(result.cause, "");
+    assert_metrics_have("\"step\":8,\"members\":[1],\"without\":[0],\"entering\":[0]");
+    assert_metrics_have("\"step\":12,\"members\":[0,1],\"without\":[],\"entering\":[]");
+}
+
+/* Whatever part of a checkpoint is there when its replica is lost: it is broken off, also in a later round. */
+static void test_a_loss_breaks_off_a_checkpoint_that_is_not_complete(void **state)
+{
+    for (uint32_t told = 0; told < 2 * RANKS; told++) {
+        const uint64_t trained = told < RANKS ? 9 : 13;
+        if (told > 0) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        launch.bounds.steps = 24;
+        train_rounds(0, trained);
+        for (uint32_t r = RANKS; r-- > RANKS - told % RANKS;)
+            say_step(r, 8, "mark");
+        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_true(launcher_is_lost(&launcher, 0) && launcher_is_dropped(&launcher, 8));
+        for (uint32_t r = P; r < RANKS - told % RANKS; r++)
+            say_step(r, 8, "mark");
+        assert_int_equal(result.mark, 0);
+        say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+        start_first();
+        train_rounds(1, trained / 4 * 4 + 4);
+        assert_int_equal(launcher.rounds.without, trained / 4 * 4 + 4);
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, launcher.rounds.decided, "mark");
+        assert_int_equal(result.mark, launcher.rounds.decided);
+        assert_false(launcher_is_dropped(&launcher, result.mark));
+        assert_string_equal(result.cause, "");
+        if (told + 1 < 2 * RANKS) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_a_checkpoint_that_has_the_lost_replicas_part_becomes_complete(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 9);
+    for (uint32_t r = 0; r < P + 1; r++)
+        say_step(r, 8, "mark");
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    for (uint32_t r = P + 1; r < RANKS; r++)
+        say_step(r, 8, "mark");
+    assert_int_equal(result.mark, 8);
+    assert_string_equal(result.cause, "");
+}
+
+/* Three replicas of two stages: one round, and the share of the ranks in `members` of its average. */
+static void train_round(uint32_t members, uint64_t last)
+{
+    for (uint64_t step = last - 3; step <= last; step++) {
+        for (uint32_t r = 0; r < RANKS && step == last; r++)
+            if (members >> r / 2 & 1) say_step(r, step, "round");
+        for (uint32_t r = 0; r < RANKS && step == last; r++)
+            if (members >> r / 2 & 1) say_averaged(r, true, 0);
+        for (uint32_t r = 0; r < RANKS; r++)
+            if (members >> r / 2 & 1) say_step(r, step, "step");
+    }
+}
+
+/* Who was to enter from a checkpoint that is broken off enters from the next one. */
+static void test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    launch.stages = 2;
+    launch.replicas = 3;
+    begin_rounds(NEVER_NS);
+    launch.bounds.steps = 24;
+    launch.bounds.evaluates = false;
+    train_round(7, 4);
+    for (uint32_t r = 4; r < RANKS; r++)
+        say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    for (uint32_t r = 4; r < RANKS; r++)
+        for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
+            char line[64];
+            snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
+            say(r, line);
+        }
+    train_round(3, 8);
+    assert_int_equal(launcher.rounds.replicas[2].state, REPLICA_ENTERS);
+    assert_int_equal(launcher.rounds.without, 8);
+    say_step(1, 8, "mark");
+    say(2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    assert_int_equal(launcher.rounds.replicas[2].state, REPLICA_STARTS);
+    assert_true(launcher_is_lost(&launcher, 4) && launcher_is_lost(&launcher, 2));
+    say_step(0, 8, "mark");
+    assert_int_equal(result.mark, 0);
+    assert_int_equal(launcher.rounds.without, 0);
+    assert_true(launcher_return_waits(&launcher, 2));
+    train_round(1, 12);
+    assert_int_equal(launcher.rounds.replicas[2].state, REPLICA_ENTERS);
+    assert_string_equal(result.cause, "");
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* nobody else has weights */
+    assert_non_null(strstr(result.cause, "was killed by signal 9"));
+}
+
+/* A regular checkpoint may still be being written when the replica enters at the round after it. */
+static void test_a_slow_checkpoint_does_not_mind_who_enters(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    lose_first(5);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+    train_rounds(1, 8);
+    start_first();
+    train_rounds(1, 12);
+    for (uint64_t step = 8; step <= 12; step += 4) {
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, step, "mark");
+        assert_string_equal(result.cause, "");
+        assert_int_equal(result.mark, step);
+    }
+}
+
+static void test_a_replica_with_an_old_state_is_refused(void **state)
+{
+    static const struct {
+        bool told; /* the round without it has ended, and its checkpoint is complete */
+        const char *line, *why;
+    } wrong[] = {{false, "{\"event\":\"ready\"}", "is ready to return, and was not told from which step"},
+                 {false, "{\"event\":\"step\",\"step\":6}", "sends 'step' while it starts"},
+                 {false, "{\"event\":\"round\",\"step\":8}", "sends 'round' while it starts"},
+                 {true, "{\"event\":\"step\",\"step\":6}", "reports step 6 while step 9 is due"},
+                 {true, "{\"event\":\"step\",\"step\":10}", "reports step 10 while step 9 is due"},
+                 {true, "{\"event\":\"mark\",\"step\":8}", "that of step 8 is complete"},
+                 {true, "{\"event\":\"round\",\"step\":8}", "comes to a round's end at step 8"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        lose_first(5);
+        say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+        start_first();
+        if (wrong[i].told) {
+            train_rounds(1, 8);
+            for (uint32_t r = P; r < RANKS; r++)
+                say_step(r, 8, "mark");
+            for (uint32_t r = 0; r < P; r++)
+                say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+        }
+        assert_string_equal(result.cause, "");
+        const off_t bytes = size_of(metrics_path);
+        say(0, wrong[i].line);
+        assert_refused("replica 0 stage 0", wrong[i].why, 0, bytes);
+        if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    lose_first(1);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
+    say(2, "{\"event\":\"failed\",\"status\":\"no device\",\"text\":\"x\"}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_GONE);
+    assert_string_equal(result.cause, ""); /* the others are not harmed before the round's end */
+    train_rounds(1, 4);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 4, "mark");
+    assert_non_null(strstr(result.cause, "the round of step 4 ended with 1 of 2 replicas"));
+}
+
+/* The last round needs all: its start is held until the replica can enter, or has had its time. */
+static void test_the_last_round_but_one_waits_for_a_replica_that_returns(void **state)
+{
+    for (int in_time = 0; in_time < 2; in_time++) {
+        if (in_time) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        launch.ready_ns_max = 1;
+        train_rounds(0, 8);
+        for (uint32_t r = 0; r < RANKS; r++)
+            say_step(r, 8, "mark");
+        lose_first(9);
+        say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+        train_rounds(1, 11);
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, 12, "round");
+        average(1);
+        assert_int_equal(launcher.rounds.decided, 8);
+        if (in_time)
+            start_first();
+        else
+            aq_watch_tick(&launcher.watch, NEVER_NS);
+        launcher_rounds_turn(&launcher);
+        assert_int_equal(launcher.rounds.decided, 12);
+        assert_int_equal(launcher.rounds.replicas[0].state, in_time ? REPLICA_ENTERS : REPLICA_GONE);
+        assert_string_equal(result.cause, "");
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, 12, "step");
+        say_step(RANKS - 1, 12, "eval"); /* it is not waited for: it was lost in this step */
+        assert_metrics_have("\"event\":\"eval\",\"step\":12");
+        if (!in_time) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_a_stop_does_not_wait_for_a_replica_that_returns(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 8);
+    all_mark(0, 8);
+    lose_first(9);
+    train_rounds(1, 11);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 12, "round");
+    average(1);
+    assert_int_equal(launcher.rounds.decided, 8);
+    launcher.stopping = true;
+    launcher_rounds_turn(&launcher);
+    assert_int_equal(launcher.rounds.decided, 12);
+    assert_int_equal(launcher.rounds.without, 12);
+}
+
+static void test_rounds_out_of_place_are_refused(void **state)
+{
+    static const struct {
+        uint64_t trained, patience_ns;
+        const char *line;
+    } wrong[] = {{2, NEVER_NS, "{\"event\":\"round\",\"step\":3}"},
+                 {2, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
+                 {3, 0, "{\"event\":\"round\",\"step\":4}"},
+                 {4, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
+                 {3, NEVER_NS, "{\"event\":\"round\",\"step\":12}"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_rounds(wrong[i].patience_ns);
+        train_rounds(0, wrong[i].trained);
+        const off_t bytes = size_of(metrics_path);
+        say(P, wrong[i].line);
+        assert_refused("replica 1 stage 0", "comes to a round's end at step", P, bytes);
+        if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
+    }
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_round_ends_without_a_lost_replica),
+        TEST(test_nobody_is_left_out_of_the_last_round_or_the_best_checkpoint),
+        TEST(test_a_round_is_averaged_again_without_who_is_lost_meanwhile),
+        TEST(test_a_replica_that_the_others_miss_is_lost),
+        TEST(test_a_link_that_has_ended_ends_the_attempt_for_all),
+        TEST(test_averages_out_of_place_are_refused),
+        TEST(test_replicas_with_other_weights_end_the_run),
+        TEST(test_after_the_last_step_of_a_stopped_run_nobody_is_left_out),
+        TEST(test_a_loss_breaks_off_a_checkpoint_that_is_not_complete),
+        TEST(test_a_checkpoint_that_has_the_lost_replicas_part_becomes_complete),
+        TEST(test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint),
+        TEST(test_a_repeated_round_waits_for_the_regular_checkpoint),
+        TEST(test_a_late_replica_is_left_out),
+        TEST(test_a_jump_of_the_clock_makes_nobody_late),
+        TEST(test_a_lost_replica_returns),
+        TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
+        TEST(test_a_replica_with_an_old_state_is_refused),
+        TEST(test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint),
+        TEST(test_the_last_round_but_one_waits_for_a_replica_that_returns),
+        TEST(test_a_stop_does_not_wait_for_a_replica_that_returns),
+        TEST(test_rounds_out_of_place_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
