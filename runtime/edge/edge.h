@@ -74,7 +74,8 @@ struct aq_edge_config {
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
-void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
+/* Its link must have been finished or halted (aq_link_halt): the link reads bodies that are freed here. NULL is fine. */
+void aq_edge_close(struct aq_edge *edge);
 
 /*
  * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_transport,

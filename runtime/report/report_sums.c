@@ -59,7 +59,7 @@ static void add_gauges(struct aq_report_numbers *g, const json_t *line, size_t r
 
 static void add_step(struct aq_report_numbers *g, const json_t *line)
 {
-    if (json_is_null(json_object_get(line, "epoch"))) return; /* a step that nobody trained (reduce.steps) */
+    if (!json_object_get(line, "seconds")) return; /* a step that nobody trained (reduce.steps) */
     const int64_t epoch = (int64_t)aq_control_u64_or(line, "epoch", 0);
     if (g->epoch_first < 0) g->epoch_first = epoch;
     if (epoch != g->epoch_last) {

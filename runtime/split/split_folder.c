@@ -78,8 +78,12 @@ enum aq_status aq_split_folder_check(const char *folder, enum aq_split_role role
     }
     const char *const whose = aq_control_text_or(state, "job", job);
     const char *const who = aq_control_text_or(state, "client", client ? client : "");
+    /* A client that no server has accepted yet has nothing of a job: its manifest may be corrected. */
+    const bool begun = role == AQ_SPLIT_OF_SERVER || aq_control_u64_or(state, "round", 0) > 0;
     enum aq_status status = AQ_OK;
-    if (strcmp(whose, job) != 0)
+    if (!begun)
+        ;
+    else if (strcmp(whose, job) != 0)
         status = aq_fail(AQ_INVAL, AREA,
                          "%s is the folder of job '%.80s', and this is job '%.80s': name another output.path", folder,
                          whose, job);

@@ -26,8 +26,9 @@ enum aq_split_role aq_split_folder_role(const char *folder);
 
 /*
  * May this role of this job have the folder? Its files are the role's own, and of this job and, of a client, of its id;
- * a file that is damaged does not say. AQ_SPLIT_NO_FOLDER: for a run of no role. AQ_INVAL, logged with the remedy: it
- * holds another's, whose figures would be lost.
+ * a file that is damaged does not say. A client that has had no turn has nothing to lose: it may get another job or id.
+ * AQ_SPLIT_NO_FOLDER: for a run of no role. AQ_INVAL, logged with the remedy: it holds another's, whose figures would
+ * be lost.
  */
 enum aq_status aq_split_folder_check(const char *folder, enum aq_split_role role, const char *job, const char *client);
 

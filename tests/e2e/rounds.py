@@ -121,16 +121,17 @@ def scenario_rounds():
 FOUR = {**ROUNDS, "pipeline.replicas": 4, "data.train_samples_max": 48, "train.batch": 16, "train.micro_batch": 1}
 
 
-def lose_averaging(name, keys, step, phase, ranks, act=end, sure=True):
-    """Launch, and kill the workers of `ranks` in that phase of the average of the round that ends with this step. Nobody trains step 8 before they can return.
+def lose_averaging(name, keys, step, phase, ranks, act=end):
+    """Launch, and kill the workers of `ranks` in that phase of the average of the round that ends with this step.
 
-    Not `sure`: the average takes so long that the lost one may be ready before its round ends, and enters there."""
+    The last one starts again when that round has ended, however long its average takes. Nobody trains step 8 before all can return."""
     path = manifest(name, **keys)
     hold = jobs.Hold(step, phase, ranks[0], also=ranks[1:])
     gone, back = sorted({rank // 2 for rank in ranks}), 8 if step < 8 else 12
     W = keys["pipeline.replicas"]
     stayed = [w for w in range(W) if w not in gone]
     living = jobs.Hold(back, "forward", 2 * stayed[0], hold.folder)
+    starts = jobs.Hold(0, "starts", ranks[-1], hold.folder)
     process = start(path, environment=hold.environment(), lines=False)
     try:
         hold.reached(process)
@@ -140,6 +141,7 @@ def lose_averaging(name, keys, step, phase, ranks, act=end, sure=True):
             act(int((hold.folder / f"{rank}.{step}.{phase}.held").read_text()))
         hold.release()
         living.reached(process)
+        starts.release()
         can_return(name, process, *(2 * w + s for w in gone for s in (0, 1)))
         living.release()
         _, errors = process.communicate(timeout=jobs.PATIENCE)
@@ -147,7 +149,7 @@ def lose_averaging(name, keys, step, phase, ranks, act=end, sure=True):
         process.kill()
     check(process.returncode == 0, f"{name}: exit code {process.returncode}, wanted 0\n{errors[-3000:]}")
     check(rounds(name)[0][::2] == (step, gone), f"{name}: {rounds(name)}\n{errors[-2000:]}")
-    if sure and not ranks[1:]:  # of two the first one is ready before the second one is lost, and enters at once
+    if not ranks[1:]:  # of two the first one is ready before the second one is lost, and enters at once
         check(rounds(name) == [(each, stayed, gone) for each in range(step, back + 1, EVERY)], f"{name}: {rounds(name)}")
         check(entered(name) == [(back, gone)], f"{name}: {entered(name)}")
     whole_run(name, len(metrics(name)), W, 2)
@@ -224,7 +226,7 @@ def scenario_rounds_coded():
     # A codec that is chosen in the first round, and a replica that is lost while it is, or right after.
     auto = {**THREE, "reduce.codec": "auto", "link.rate_mbps": 3}
     for phase in ("parts", "sums"):
-        lose_averaging(f"auto-{phase}", auto, 4, phase, (3,), sure=False)
+        lose_averaging(f"auto-{phase}", auto, 4, phase, (3,))
         for stage in (0, 1):
             chosen = {arrays(f"auto-{phase}", 2 * w + stage)["optimizer.reduce_choice"] for w in range(3)}
             check(len(chosen) == 1 and any(min(chosen)), f"auto-{phase}: stage {stage} has chosen {chosen}")

@@ -433,6 +433,7 @@ static void side_run(void *context)
         if (s->link) (void)aq_link_abort(s->link, s->status, aq_error_text(), aq_clock_after(2000000000u));
         aq_edges_abandon(s->edge, NULL);
     }
+    aq_link_halt(s->link); /* a link that ended, or whose peer does not read, may still read the edge's bodies */
     aq_edge_close(s->edge);
     aq_link_close(s->link);
     aq_net_close(s->net);

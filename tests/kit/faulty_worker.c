@@ -19,6 +19,7 @@
  * <folder>/RANK.STEP.PHASE.held, and goes on when the test removes the file that asked. Steps count from 1, as the
  * launcher prints them. After a restart a worker stops at the same place again while the file is there. Phases:
  *
+ *     starts     STEP is 0: a worker of a replica that returns (reduce.patience), before it opens anything
  *     begin      before anything of the step is computed; rank 0 also goes on when it has been told to stop (Ctrl-C)
  *     forward    at the first micro-batch's forward
  *     backward   at the first micro-batch's backward (never on a stage whose layers are all frozen)
@@ -44,6 +45,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "control.h"
 #include "group.h"
 #include "stages/stage.h"
 #include "transport.h"
@@ -195,6 +197,17 @@ static enum aq_status hold_noised(const struct aq_part_cut *cut)
     return status;
 }
 
+/* Blocks a worker that returns, before it opens anything. */
+static enum aq_status hold_starts(const json_t *start)
+{
+    static struct hold hold;
+    enum aq_status status = AQ_OK;
+    while (aq_control_bool_or(start, "returns", false) &&
+           (status = hold_look(&hold, (uint32_t)aq_control_u64_or(start, "rank", 0), 0, "starts")) == AQ_AGAIN)
+        nap();
+    return status;
+}
+
 /* A forward that a part may do in place of the stage (frozen_prefix.c). */
 enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
                                          struct aq_part_args *args)
@@ -202,6 +215,7 @@ enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_
     const struct aq_edge_batch *batch = moment == AQ_PART_INSTRUCTION ? args->turn->batch : NULL;
     if (batch && args->turn->op == AQ_OP_FORWARD)
         AQ_TRY(hold_within(stepping, batch->step, batch->micro_batch, "forward"));
+    if (moment == AQ_PART_START) AQ_TRY(hold_starts(args->message));
     AQ_TRY(__real_aq_worker_parts_on(parts, moment, args));
     return moment == AQ_PART_CUT_OUTPUT || moment == AQ_PART_CUT_GRADIENT_BACK ? hold_noised(args->cut) : AQ_OK;
 }

@@ -110,6 +110,7 @@ static inline void kit_hang_up(struct kit *kit)
         else if (event.kind == AQ_LINK_RECEIVED && event.frame.body)
             aq_link_release(kit->pair.link[0], event.frame.body);
     }
+    aq_link_halt(kit->pair.link[0]); /* it may still read the edge's bodies */
 }
 
 static inline void kit_close(struct kit *kit)

@@ -147,6 +147,7 @@ static int close_sides(void **state)
     (void)state;
     struct side *const sides[2] = {&sender, &receiver};
     for (int i = 0; i < 2; i++) {
+        aq_link_halt(sides[i]->link);
         aq_edge_close(sides[i]->edge);
         aq_link_close(sides[i]->link);
         aq_net_close(sides[i]->net);
