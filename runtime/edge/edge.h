@@ -74,7 +74,7 @@ struct aq_edge_config {
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
-/* Its link must have been finished or halted (aq_link_halt): the link reads bodies that are freed here. NULL is fine. */
+/* Its link must have been finished or halted (aq_link_halt): it reads bodies that are freed here. NULL is fine. */
 void aq_edge_close(struct aq_edge *edge);
 
 /*
