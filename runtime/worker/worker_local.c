@@ -23,8 +23,8 @@
  * rank reports the end of an attempt, nothing of it is lent to a link any more, and what still comes of it is told
  * apart by its number and dropped.
  *
- * With reduce.every: 1 each step is such a round, and all this is in REDUCE (worker_reduce.c, patient): what is averaged
- * is the gradients, the votes whether the step is void travel with each attempt, and the update follows as ever.
+ * With reduce.every: 1 each step is such a round, and all this is in REDUCE (worker_reduce.c, patient): gradients are
+ * averaged, the votes whether the step is void travel with each attempt, and the update follows as ever.
  *
  * After a round without some replica a checkpoint may follow. The weights are the same on all replicas then, so the
  * first member's ranks can write the files of the missing ones: all that differs there are the inner optimizer's

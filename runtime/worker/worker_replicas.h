@@ -145,8 +145,8 @@ enum aq_status aq_worker_rounds_stand_in(struct aq_worker *worker);
 
 /*
  * worker_local.c: reduce.patience. meet: this rank is at a round's end; until the launcher has named the members.
- * perform: the average there, a reducer's `perform`: when it returns AQ_OK, what was asked for is done over the members,
- * and all their ranks have theirs. asked NULL: this stage has nothing to average. look: for whoever waits in a
+ * perform: the average there, a reducer's `perform`: when it returns AQ_OK, what was asked for is done over the
+ * members, and all their ranks have theirs. asked NULL: this stage has nothing to average. look: for whoever waits in a
  * collective; AQ_AGAIN, or AQ_ABORTED: it is to end.
  */
 enum aq_status aq_worker_rounds_meet(struct aq_worker *worker);

@@ -114,6 +114,19 @@ def scenario_rounds_steps():
     no_workers("rounds_steps")
 
 
+def scenario_rounds_steps_kinds():
+    """A loss scale, a stage that trains nothing, zb-h1, a tied head: undisturbed as without patience, and a replica that is lost returns to the same bits."""
+    for name, keys in {"fp16": {"model.precision": "fp16", "train.loss_scale_window": 1}, "frozen": {"train.freeze": "'embedding, block 0, block 1'"},
+                       "zero_bubble": {"pipeline.schedule": "zb-h1"}, "tied": {"model.tied": "exact"}}.items():
+        keys = {**STEPS, **keys}
+        launch(manifest(f"calm-{name}", **{**keys, "reduce.patience": 0}))
+        launch(manifest(f"patient-{name}", **keys))
+        check(weights(f"patient-{name}") == weights(f"calm-{name}"), f"{name}: reduce.patience changes an undisturbed run")
+        lose(name, keys, 3, 6, "backward")
+        repeated(name, keys, resumes=8)
+    no_workers("rounds_steps_kinds")
+
+
 def scenario_rounds_steps_coded():
     """Compressed gradients: undisturbed they are those without patience; killed or stopped in each phase of a step's mean, the others have the same bits whatever the phase."""
     for tag, keys in CODED.items():
