@@ -71,7 +71,8 @@ struct launcher_replica {
     bool member;          /* it was named in the newest round, or none was named yet */
     uint64_t from;        /* its lines count after this step */
     uint32_t tries;       /* starts since it was a member */
-    uint64_t deadline_ns; /* of REPLICA_ENDS and REPLICA_STARTS, by the watch's clock */
+    uint64_t deadline_ns; /* of REPLICA_ENDS, REPLICA_STARTS and REPLICA_ENTERS, by the watch's clock */
+    uint64_t go_ns;       /* 1 + when, by the same clock, it was told to train again; 0: never */
     /* reduce.steps: speed (launcher_steps.c). */
     struct launcher_share {
         uint64_t steps;         /* that it trains of the round under way, its last ones             */
@@ -259,13 +260,15 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * return. exited: this rank's process has ended; true: that is no loss. ready: this rank is, while others train. waits:
  * is it where it can enter? may: will it return by itself? enter: the round that ends with this step was its last one
  * without; its ranks are told when the checkpoint is complete (told). stay: it is broken off, so they wait for a later
- * one. turn: has one taken too long?
+ * one. turn: has one taken too long? is_late: has a replica that is missed at a round's end, where the first came at
+ * first_ns, taken more than the patience since then, and since it was told to train again?
  */
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
 void launcher_return_ready(struct launcher *launcher, uint32_t rank);
 bool launcher_return_waits(const struct launcher *launcher, uint32_t replica);
 bool launcher_return_may(const struct launcher *launcher, uint32_t replica);
+bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, uint64_t first_ns);
 void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step);
 void launcher_return_told(struct launcher *launcher, uint64_t step);
 void launcher_return_stay(struct launcher *launcher, uint64_t step);

@@ -87,6 +87,14 @@ bool launcher_return_exited(struct launcher *launcher, uint32_t rank)
     return true;
 }
 
+bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, uint64_t first_ns)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    const uint64_t now = launcher->watch.clock.now_ns, since = first_ns > of->go_ns ? first_ns : of->go_ns;
+    if (of->state == REPLICA_ENTERS) return now > of->deadline_ns;
+    return now + 1 - since > launcher->launch->bounds.patience_ns;
+}
+
 bool launcher_return_may(const struct launcher *launcher, uint32_t replica)
 {
     const enum replica_state state = launcher->rounds.replicas[replica].state;
@@ -121,6 +129,8 @@ void launcher_return_told(struct launcher *launcher, uint64_t step)
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         const struct launcher_replica *of = replica_of(launcher, r);
         if (of->state == REPLICA_ENTERS && of->from == step) {
+            launcher->rounds.replicas[r / launcher->launch->stages].deadline_ns =
+                launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
             launcher->stages[r].mark = step;
             stage_send(launcher, r,
                        json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)r, "step", (json_int_t)step));
@@ -147,6 +157,7 @@ void launcher_return_ready(struct launcher *launcher, uint32_t rank)
     struct launcher_replica *of = &launcher->rounds.replicas[replica];
     if (of->state != REPLICA_ENTERS || !all_are(launcher, replica, STAGE_READY)) return;
     of->state = REPLICA_TRAINS;
+    of->go_ns = launcher->watch.clock.now_ns + 1;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", "go", "rank", (json_int_t)r);
         launcher_steps_add(launcher, r, message);

@@ -1,5 +1,6 @@
 /*
  * launcher_rounds.c -- reduce.patience: which replicas average at a round's end, and what follows where some do not.
+ * With reduce.every: 1 each step is a round.
  *
  *     worker           launcher
  *     round S     -->               each rank, at the end of the round that ends with step S
@@ -12,7 +13,8 @@
  *                 <--  enter S      when it is complete: to the ranks of a missing replica that is ready for it
  *
  * A replica with a rank that has ended, failed or is silent is lost. One that comes later than the first by more than
- * the patience is late: it is treated alike, and its work of this round is dropped. The others train on. The lost one
+ * the patience is late: it is treated alike, and its work of this round is dropped. (Of one that returns the patience
+ * counts from its `go`; it has as long as any start to read the checkpoint.) The others train on. The lost one
  * is started again, and trains from the next round's checkpoint on that finds it ready (launcher_return.c). Where it
  * cannot return, all workers are started again from that checkpoint (restart.h). Either way it has the members' weights
  * and outer momentum, and the same bits.
@@ -61,7 +63,7 @@ bool launcher_is_ignored(const struct launcher *launcher, uint32_t rank)
 static bool is_on(const struct launcher *launcher)
 {
     const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
-    return bounds->patience_ns > 0 && bounds->round_steps > 1 && !launcher->launch->ask && !launcher->launch->probe;
+    return bounds->patience_ns > 0 && bounds->round_steps > 0 && !launcher->launch->ask && !launcher->launch->probe;
 }
 
 bool launcher_rounds_due(const struct launcher *launcher, uint64_t step)
@@ -381,6 +383,21 @@ static void repeat(struct launcher *launcher, uint64_t step)
     }
 }
 
+/* Those that have not come in time to the round's end, where others are. */
+static void lose_late(struct launcher *launcher, uint64_t step)
+{
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        const bool enters = launcher->rounds.replicas[w].state == REPLICA_ENTERS;
+        if (launcher->rounds.replicas[w].lost || is_there(launcher, w, step)) continue;
+        if (!launcher_return_is_late(launcher, w, launcher->rounds.first_ns)) continue;
+        if (!can_lose(launcher, w) || !launcher_steps_known(launcher, w)) continue;
+        aq_progress_say(launcher->launch->progress, "replica %u %s", w,
+                        enters ? "has not read its checkpoint in time: the round ends without it"
+                               : "is late by more than reduce.patience: its work of this round is dropped");
+        lose(launcher, w);
+    }
+}
+
 /*
  * Names the members, when nobody is waited for any more. By the watch's clock, which does not run while the launcher
  * does not look: who has come and is not heard yet is not late.
@@ -398,14 +415,7 @@ static void decide(struct launcher *launcher)
         there += !launcher->rounds.replicas[w].lost && is_there(launcher, w, step);
     if (there == 0 || step <= launcher->rounds.decided) return;
     if (launcher->rounds.first_ns == 0) launcher->rounds.first_ns = now;
-    if (now - launcher->rounds.first_ns > launcher->launch->bounds.patience_ns && !launcher->rounds.log)
-        for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
-            if (launcher_is_lost(launcher, w * launcher->launch->stages) || is_there(launcher, w, step)) continue;
-            if (!can_lose(launcher, w) || !launcher_steps_known(launcher, w)) continue;
-            aq_progress_say(launcher->launch->progress,
-                            "replica %u is late by more than reduce.patience: its work of this round is dropped", w);
-            lose(launcher, w);
-        }
+    if (!launcher->rounds.log) lose_late(launcher, step);
     if (there < living(launcher)) return;
     if (launcher->rounds.log && open_mark(launcher)) return; /* so that who is left out breaks none off */
     repeat(launcher, step);

@@ -56,12 +56,25 @@ static bool check_fit(struct aq_manifest *manifest)
     return !takes;
 }
 
+/* The optimizers that average gradients, and can therefore average movements of weights, too. */
+static const char *who_averages(struct aq_optimizer_config plain, char *text, size_t bytes)
+{
+    text[0] = 0;
+    plain.outer_every = 0;
+    for (uint32_t i = 0; aq_optimizer_kind_name(i); i++) {
+        plain.kind = aq_optimizer_kind_name(i);
+        if (aq_optimizer_config_averages(&plain))
+            snprintf(text + strlen(text), bytes - strlen(text), "%s%s", text[0] ? ", " : "", plain.kind);
+    }
+    return text;
+}
+
 /* Local steps average movements of weights: which optimizers allow replicas with different weights? */
 static bool check_local(struct aq_manifest *manifest)
 {
     const struct aq_optimizer_config *config = &manifest->job.train.optimizer;
     struct aq_optimizer_config plain = *config;
-    char kinds[128] = "";
+    char kinds[128];
     plain.outer_every = 0;
     if (config->outer_every == 0) return true;
     if (config->low_rank > 0) {
@@ -73,15 +86,33 @@ static bool check_local(struct aq_manifest *manifest)
         return false;
     }
     if (aq_optimizer_config_averages(&plain)) return true;
-    for (uint32_t i = 0; aq_optimizer_kind_name(i); i++) {
-        plain.kind = aq_optimizer_kind_name(i);
-        if (!aq_optimizer_config_averages(&plain)) continue;
-        snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", kinds[0] ? ", " : "", plain.kind);
-    }
     aq_manifest_error(manifest, "reduce.every",
                       "%u does not fit train.optimizer %s: its steps average momenta, votes or parts of the weights "
                       "among replicas, which needs equal weights there; take %s",
-                      config->outer_every, config->kind, kinds);
+                      config->outer_every, config->kind, who_averages(*config, kinds, sizeof kinds));
+    return false;
+}
+
+/*
+ * reduce.patience with reduce.every: 1: a step's mean of gradients is its round. What an optimizer makes of them, and
+ * PowerSGD's two means, are not made again.
+ */
+static bool check_patient_steps(struct aq_manifest *manifest)
+{
+    const struct aq_optimizer_config *config = &manifest->job.train.optimizer;
+    char kinds[128];
+    if (config->outer_every > 0) return true;
+    if (config->low_rank > 0) {
+        aq_manifest_error(manifest, "reduce.patience",
+                          "does not go with reduce.codec: powersgd, whose two means of a step are not made again "
+                          "without a lost replica; take q8..q2, sign, bf16, fp16 or fp32");
+        return false;
+    }
+    if (aq_optimizer_config_averages(config)) return true;
+    aq_manifest_error(manifest, "reduce.patience",
+                      "does not fit train.optimizer %s: only a mean of gradients is made again without a lost replica, "
+                      "not what this one makes of them; take %s",
+                      config->kind, who_averages(*config, kinds, sizeof kinds));
     return false;
 }
 
@@ -93,18 +124,19 @@ static bool check_patience(struct aq_manifest *manifest)
     const struct aq_job_every *every = &job->checkpoint.every;
     const char *why = NULL;
     if (job->reduce.patience_ns == 0) return true;
-    if (config->outer_every == 0 || job->pipeline.replicas < 2)
-        why = "needs reduce.every of 2 and more, and pipeline.replicas of 2 and more";
+    const uint32_t round = config->outer_every > 0 ? config->outer_every : 1;
+    if (job->pipeline.replicas < 2)
+        why = "needs pipeline.replicas of 2 and more";
     else if (job->reduce.transport == AQ_TRANSPORT_NCCL)
         why = "needs reduce.transport: links: a communicator of NCCL ends with its first lost rank";
     else if (job->train.staleness > 0)
         why = "does not go with train.staleness: a step of the next round may be under way";
     else if (job->checkpoint.mirror)
         why = "does not go with checkpoint.mirror: the copy of a lost stage's file has no keeper";
-    else if (every->ns > 0 || every->epochs || every->count % config->outer_every != 0)
+    else if (every->ns > 0 || every->epochs || every->count % round != 0)
         why = "needs checkpoint.every in steps, a multiple of reduce.every: each checkpoint is at a round's end";
     if (why) aq_manifest_error(manifest, "reduce.patience", "%s", why);
-    return !why;
+    return !why && check_patient_steps(manifest);
 }
 
 /* reduce.steps: speed. In the middle of a round replicas are at different steps: all looks are at its end. */
@@ -113,6 +145,11 @@ static bool check_steps(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const struct aq_job_every *every = &job->train.evaluate_every;
     if (job->reduce.steps == AQ_STEPS_EQUAL) return true;
+    if (job->train.optimizer.outer_every == 0) {
+        aq_manifest_error(manifest, "reduce.steps",
+                          "speed needs reduce.every of 2 and more: with 1 every replica trains every step");
+        return false;
+    }
     if (every->count == 0 || (!every->epochs && every->count % job->train.optimizer.outer_every == 0)) return true;
     aq_manifest_error(manifest, "reduce.steps",
                       "speed needs train.evaluate_every in steps, a multiple of reduce.every: in the middle of a round "
@@ -161,7 +198,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_every = reduce->every > 1 ? reduce->every : 0;
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
-    config->outer_retries = reduce->patience_ns > 0;
+    config->retries = reduce->patience_ns > 0;
     config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
     if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest) || !check_steps(manifest)) return;
     if (reduce->bucket % 64) {

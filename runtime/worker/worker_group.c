@@ -46,7 +46,7 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
 
 /*
  * Numbers of a group's collectives begin above those of all groups before it over the same links. A round has a few
- * collectives and two steps at least, and is averaged as often as there are replicas, at most.
+ * collectives, and is averaged as often as there are replicas, at most.
  */
 static uint64_t group_first(const struct aq_worker_members *rounds)
 {

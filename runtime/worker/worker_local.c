@@ -23,6 +23,9 @@
  * rank reports the end of an attempt, nothing of it is lent to a link any more, and what still comes of it is told
  * apart by its number and dropped.
  *
+ * With reduce.every: 1 each step is such a round, and all this is in REDUCE (worker_reduce.c, patient): gradients are
+ * averaged, the votes whether the step is void travel with each attempt, and the update follows as ever.
+ *
  * After a round without some replica a checkpoint may follow. The weights are the same on all replicas then, so the
  * first member's ranks can write the files of the missing ones: all that differs there are the inner optimizer's
  * moments, which are this replica's, and the errors of a codec, which are zero: they have gone with the process.
@@ -274,7 +277,7 @@ static enum aq_status average_once(struct aq_worker *w, bool asks)
     if (!asks) return AQ_OK;
     AQ_TRY(aq_worker_choose(w));
     aq_optimizer_ask_again(w->optimizer, &asked);
-    return aq_worker_group_perform(w, &asked);
+    return aq_worker_perform_voted(w, &asked);
 }
 
 /* Statuses of links that end, at this end or the other one: no fault of what is averaged. AQ_MISMATCH: the other end
@@ -477,7 +480,7 @@ void aq_worker_speed_report(struct aq_worker *w, json_t *line)
 /* ---- the end of a round ---- */
 
 /* The launcher names the members, and takes the vote whether the run ends here. */
-static enum aq_status rounds_meet(struct aq_worker *w)
+enum aq_status aq_worker_rounds_meet(struct aq_worker *w)
 {
     json_t *line = json_pack("{s:s, s:I}", "event", "round", "step", (json_int_t)(w->step + 1));
     aq_worker_speed_report(w, line);
@@ -502,7 +505,7 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
     worker->times.squared = false;
     if (aq_worker_hears(worker, worker->step)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
-        AQ_TRY(worker->job->reduce.patience_ns ? rounds_meet(worker) : votes_exchange(worker));
+        AQ_TRY(worker->job->reduce.patience_ns ? aq_worker_rounds_meet(worker) : votes_exchange(worker));
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     }

@@ -7,6 +7,7 @@
  *     local      reduce.every: the replicas, in the last step of a round (worker_local.c)
  *     machine    reduce.machine_first: the replicas of this machine, then one of each (machine_groups.h)
  *     group      all replicas of the stage (worker_group.c)
+ *     patient    the same with reduce.patience: the members that the launcher names (worker_local.c)
  *
  * The last stage of a pipeline has its gradients first and averages them while the stages before it still compute:
  * nothing orders the stages but their own programs.
@@ -25,7 +26,7 @@ enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2, SAYS_MARK_STEP = 4 };
  * The replica that got the launcher's stop has passed it to its own pipeline; here the others get it, in the same step.
  * And one gradient that is not finite makes the step void for all, so that no codec's residual ever has a part of it.
  */
-static enum aq_status vote_send(struct aq_worker *worker)
+static enum aq_status vote_choose(struct aq_worker *worker)
 {
     uint64_t mine = worker->last ? SAYS_LAST_STEP : 0;
     double sum = 0;
@@ -37,8 +38,14 @@ static enum aq_status vote_send(struct aq_worker *worker)
     for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
         sum += worker->replicas.squares[i];
     if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
+    worker->replicas.vote = mine;
     worker->replicas.vote_pending = true;
-    return aq_group_say(worker->replicas.group, mine, SAYS_NOT_FINITE);
+    return AQ_OK;
+}
+
+static enum aq_status vote_send(struct aq_worker *worker)
+{
+    return aq_group_say(worker->replicas.group, worker->replicas.vote, SAYS_NOT_FINITE);
 }
 
 static enum aq_status vote_receive(struct aq_worker *worker)
@@ -97,9 +104,9 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         aq_worker_use(worker, worker->step);
         aq_heartbeat_phase(AQ_PHASE_REDUCE);
+        const bool first = worker->replicas.vote_pending;
         AQ_TRY(worker->replicas.reducer.perform(worker, &asked));
         aq_heartbeat_phase(AQ_PHASE_UPDATE);
-        const bool first = worker->replicas.vote_pending;
         AQ_TRY(vote_receive(worker));
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
@@ -114,6 +121,7 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
 static enum aq_status group_reduce(struct aq_worker *worker)
 {
     const uint64_t begin = aq_worker_own_ns(worker);
+    AQ_TRY(vote_choose(worker));
     AQ_TRY(vote_send(worker));
     if (!vote_is_piggybacked(worker)) AQ_TRY(vote_receive(worker));
     worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
@@ -127,6 +135,34 @@ static enum aq_status group_reduce(struct aq_worker *worker)
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
     AQ_TRY(aq_worker_rounds(worker));
     return vote_receive(worker); /* a stage that trains nothing has reduced nothing */
+}
+
+/*
+ * reduce.patience with reduce.every: 1: each step is a round. The launcher names the members, and which step is the
+ * last one; only whether the step is void is voted by the group, in each attempt.
+ */
+static enum aq_status patient_reduce(struct aq_worker *worker)
+{
+    const uint64_t begin = aq_worker_own_ns(worker);
+    AQ_TRY(vote_choose(worker));
+    worker->replicas.vote &= SAYS_NOT_FINITE;
+    AQ_TRY(aq_worker_rounds_meet(worker));
+    worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
+    worker->times.squared = false; /* of the gradients as they were */
+    AQ_TRY(
+        aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
+    AQ_TRY(aq_worker_rounds(worker));
+    worker->replicas.vote_pending = false; /* a stage that trains nothing has no vote */
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_perform_voted(struct aq_worker *worker, const struct aq_reduce *asked)
+{
+    uint64_t any; /* it counts when all have the mean: aq_worker_rounds */
+    if (!worker->replicas.vote_pending) return aq_worker_group_perform(worker, asked);
+    AQ_TRY(vote_send(worker));
+    AQ_TRY(aq_worker_group_perform(worker, asked));
+    return aq_group_hear(worker->replicas.group, &any);
 }
 
 /* split.mode: global: a part has the sum over the clients. */
@@ -190,10 +226,12 @@ enum aq_status aq_worker_reducer_open(struct aq_worker *worker)
     if (worker->W == 1)
         *reducer = (struct aq_worker_reducer){.reduce = server ? server_reduce : none_reduce};
     else
-        *reducer = (struct aq_worker_reducer){
-            .reduce = aq_worker_is_local(worker) ? aq_worker_local_reduce : group_reduce,
-            .perform = worker->job->reduce.patience_ns ? aq_worker_rounds_perform : aq_worker_group_perform,
-            .sends = worker->replicas.group};
+        *reducer = (struct aq_worker_reducer){.reduce = aq_worker_is_local(worker)            ? aq_worker_local_reduce
+                                                        : worker->job->reduce.patience_ns > 0 ? patient_reduce
+                                                                                              : group_reduce,
+                                              .perform = worker->job->reduce.patience_ns ? aq_worker_rounds_perform
+                                                                                         : aq_worker_group_perform,
+                                              .sends = worker->replicas.group};
     return AQ_OK;
 }
 

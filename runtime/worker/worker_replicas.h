@@ -82,7 +82,8 @@ struct aq_worker_replicas {
     struct aq_group *group; /* over them                                                   */
     void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     double *squares;        /* |g|^2 of each tensor                                        */
-    bool vote_pending;      /* the votes of the others on this step are not received       */
+    uint64_t vote;          /* of this replica on this step                                */
+    bool vote_pending;      /* the votes of the others on it are not received              */
     struct aq_worker_reducer reducer;
     struct aq_machine_groups *machine; /* of that reducer */
     struct aq_worker_choice choice;
@@ -106,6 +107,9 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
 /* worker_group.c: a reduction over all replicas. */
 enum aq_status aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+
+/* worker_reduce.c: the same in an attempt to average; of gradients together with the votes whether the step is void. */
+enum aq_status aq_worker_perform_voted(struct aq_worker *worker, const struct aq_reduce *asked);
 
 /*
  * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: do their weights differ after
@@ -140,10 +144,12 @@ enum aq_status aq_worker_rounds_told(struct aq_worker *worker, const json_t *mes
 enum aq_status aq_worker_rounds_stand_in(struct aq_worker *worker);
 
 /*
- * worker_local.c: reduce.patience. perform: STEP's part of a round's end, a reducer's `perform`: when it returns AQ_OK,
- * what was asked for is done over the members, and all their ranks have theirs. asked NULL: this stage has nothing to
- * average. look: for whoever waits in a collective; AQ_AGAIN, or AQ_ABORTED: it is to end.
+ * worker_local.c: reduce.patience. meet: this rank is at a round's end; until the launcher has named the members.
+ * perform: the average there, a reducer's `perform`: when it returns AQ_OK, what was asked for is done over the
+ * members, and all their ranks have theirs. asked NULL: this stage has nothing to average. look: for whoever waits in a
+ * collective; AQ_AGAIN, or AQ_ABORTED: it is to end.
  */
+enum aq_status aq_worker_rounds_meet(struct aq_worker *worker);
 enum aq_status aq_worker_rounds_perform(struct aq_worker *worker, const struct aq_reduce *asked);
 enum aq_status aq_worker_rounds_look(void *worker);
 #define AQ_ROUNDS_LOOK_NS (2ull * 1000 * 1000)

@@ -538,8 +538,7 @@ def scenario_rounds_bad_input():
     launch(path, "--resume")
     check([line["step"] for line in metrics("elsewhere", "restart")] == [8], f"elsewhere: {metrics('elsewhere', 'restart')}")
     check(weights("elsewhere") == weights("calm"), "elsewhere: another run than calm")
-    for tag, changes, pattern in (("every", {"reduce.every": 1}, "needs reduce.every of 2 and more"),
-                                  ("one", {"pipeline.replicas": 1}, "pipeline.replicas of 2 and more"),
+    for tag, changes, pattern in (("one", {"pipeline.replicas": 1}, "pipeline.replicas of 2 and more"),
                                   ("stale", {"train.staleness": 1}, "does not go with train.staleness"),
                                   ("mirror", {"checkpoint.mirror": "true"}, "does not go with checkpoint.mirror"),
                                   ("nccl", {"reduce.transport": "nccl"}, "needs reduce.transport: links"),

@@ -1,11 +1,12 @@
 """reduce.patience with more than one thing at once: a loss while a checkpoint is written; an average again under a clip, over QUIC, or where links heal."""
 import contextlib
+import json
 import time
 
 import jobs
 from jobs import check, launch, manifest, metrics, no_workers, weights
 from kit import ROOT, complete, end, marked, start
-from rounds import FOUR, can_return, entered, repeated, rounds, whole_run
+from rounds import FOUR, can_return, entered, repeated, rounds, shares, whole_run
 
 LONG = {**FOUR, "train.epochs": 12}  # 36 steps
 DELTA = {**LONG, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4}
@@ -16,13 +17,13 @@ class Losses:
 
     No living replica trains a step of `backs` before the replicas that are lost by then wait for their return."""
 
-    def __init__(self, name, keys, *places, backs=()):
+    def __init__(self, name, keys, *places, backs=(), words=()):
         self.name, self.places = name, places
         self.holds = [jobs.Hold(*places[0])]
         self.holds += [jobs.Hold(*place, self.holds[0].folder) for place in places[1:]]
         self.backs = {step: jobs.Hold(step, "forward", 0, self.holds[0].folder) for step in backs}
         self.path = manifest(name, **keys)
-        self.process = start(self.path, environment=self.holds[0].environment(), lines=False)
+        self.process = start(self.path, *words, environment=self.holds[0].environment(), lines=False)
 
     def __enter__(self):
         return self
@@ -101,6 +102,38 @@ def scenario_rounds_mark():
     launch(run.path, "--resume")
     check([line["step"] for line in metrics("killed")] == list(range(1, 37)), "killed: steps")
     no_workers("rounds_mark")
+
+
+def scenario_rounds_mark_speed():
+    """Replicas that train different numbers of steps, and one that is lost while a checkpoint is written: its dropped round does not count, and the bits are those of a checkpoint that was not broken off."""
+    keys, steps = {**LONG, "reduce.steps": "speed", "train.evaluate_every": "8 steps"}, [4, 2, 3, 1]
+    log = ROOT / "shares.jsonl"
+    log.write_text("".join(json.dumps({"event": "round", "step": end, "without": [], "steps": steps}) + "\n" for end in range(4, 37, 4)))
+    words = ("--rounds", log)
+    launch(manifest("even", **keys), *words)
+    with Losses("uneven", keys, (16, "write", 3), backs=(20,), words=words) as run:
+        run.lose(0)
+        run.back(20, 1, then=False)
+        checkpoints_are("uneven", 8)
+        run.backs[20].release()
+        errors = run.over()
+    check("the checkpoint of step 16 is broken off: replica 1 had not written its part" in errors, errors[-2000:])
+    check(rounds("uneven") == [(20, [0, 2, 3], [1])] and entered("uneven") == [(20, [1])], f"{rounds('uneven')}, {entered('uneven')}")
+    check(shares("uneven")[:5] == [*shares("even")[:4], (20, steps, [20, 10, 16, 8], [20, 20, 16, 8])], f"{shares('uneven')}")
+    repeated("uneven", keys, resumes=False)
+    # The launcher is killed while the next checkpoint is written: the steps of the one before are trained again by the same shares.
+    with Losses("killed", keys, (16, "write", 3), (20, "write", 0), backs=(20,), words=words) as run:
+        run.lose(0)
+        run.back(20, 1)
+        run.holds[1].reached(run.process)
+        end(run.process.pid)
+        run.process.wait()
+        run.holds[1].release()
+    no_workers("rounds_mark_speed")
+    check(complete("killed") == 8, f"killed: {complete('killed')}")
+    launch(run.path, "--resume", *words)
+    check(weights("killed") == weights("even") and shares("killed") == shares("even"), f"killed: {shares('killed')}")
+    no_workers("rounds_mark_speed")
 
 
 def scenario_rounds_more():

@@ -1,7 +1,7 @@
 /*
  * test_launcher_rounds.c -- reduce.patience: rounds that end without a replica, and its return.
  *
- * A round of four steps, a checkpoint every eight, sixteen steps.
+ * A round of four steps, except where a test says so, a checkpoint every eight, sixteen steps.
  */
 #include "rounds_kit.h"
 
@@ -362,6 +362,77 @@ static void test_a_lost_replica_returns(void **state)
     assert_metrics_have("\"step\":12,\"members\":[0,1],\"without\":[],\"entering\":[]");
 }
 
+/* Replicas from `first` on train the next step, with reduce.every: 1. */
+static void train_step(uint32_t first)
+{
+    const uint64_t step = launcher.stages[first * P].step + 1;
+    for (uint32_t r = first * P; r < RANKS; r++)
+        say_step(r, step, "round");
+    average(first);
+    for (uint32_t r = first * P; r < RANKS; r++) {
+        assert_int_equal(launcher.rounds.decided, step);
+        say_step(r, step, "step");
+        if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
+    }
+}
+
+/* For the launcher; *now_ns: the machine's clock. */
+static void pass_a_second(uint64_t *now_ns)
+{
+    const uint64_t before = launcher.watch.clock.now_ns;
+    *now_ns += NEVER_NS / 1000; /* of a jump a second counts at most */
+    aq_watch_tick(&launcher.watch, *now_ns);
+    assert_true(launcher.watch.clock.now_ns > before);
+    launcher_rounds_turn(&launcher);
+}
+
+/* A step is a round. While one that returns reads its checkpoint the others wait, beyond the patience, too. */
+static void test_a_step_ends_without_a_replica_and_waits_for_one_that_enters(void **state)
+{
+    for (uint32_t late = 0; late < 2; late++) {
+        uint64_t now_ns = 0;
+        if (late > 0) assert_int_equal(setup(state), 0);
+        launch.returns = 2;
+        begin_rounds(1000000);
+        launch.bounds.round_steps = 1;
+        for (uint64_t step = 1; step <= 5; step++)
+            train_step(0);
+        for (uint32_t r = 0; r < P; r++)
+            say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
+        train_step(1);
+        assert_int_equal(launcher.rounds.without, 0); /* nobody can enter yet */
+        start_first();
+        train_step(1);
+        assert_int_equal(launcher.rounds.without, 7);
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, 8, "round");
+        pass_a_second(&now_ns);
+        assert_int_equal(launcher.rounds.averaging, 0); /* the checkpoint is not complete */
+        for (uint32_t r = P; r < RANKS; r++)
+            say_step(r, 7, "mark");
+        pass_a_second(&now_ns);
+        pass_a_second(&now_ns);
+        assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_ENTERS);
+        assert_false(launcher_is_lost(&launcher, 0));
+        for (uint32_t r = 0; r < P; r++)
+            say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+        launcher_rounds_turn(&launcher);
+        assert_false(launcher_is_lost(&launcher, 0)); /* it has been told to train just now */
+        if (late) pass_a_second(&now_ns);
+        assert_true(launcher_is_lost(&launcher, 0) == (late > 0));
+        for (uint32_t r = 0; r < P && !late; r++)
+            say_step(r, 8, "round");
+        average(late);
+        assert_int_equal(launcher.rounds.decided, 8);
+        assert_string_equal(result.cause, "");
+        assert_metrics_have("\"step\":7,\"members\":[1],\"without\":[0],\"entering\":[0]");
+        assert_metrics_have(late ? "\"step\":8,\"members\":[1],\"without\":[0],\"entering\":[]"
+                                 : "\"step\":8,\"members\":[0,1],\"without\":[],\"entering\":[]");
+        if (!late) assert_int_equal(teardown(state), 0);
+    }
+}
+
 /* Whatever part of a checkpoint is there when its replica is lost: it is broken off, also in a later round. */
 static void test_a_loss_breaks_off_a_checkpoint_that_is_not_complete(void **state)
 {
@@ -625,6 +696,7 @@ int main(void)
         TEST(test_a_late_replica_is_left_out),
         TEST(test_a_jump_of_the_clock_makes_nobody_late),
         TEST(test_a_lost_replica_returns),
+        TEST(test_a_step_ends_without_a_replica_and_waits_for_one_that_enters),
         TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
         TEST(test_a_replica_with_an_old_state_is_refused),
         TEST(test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint),

@@ -90,8 +90,8 @@ struct aq_optimizer {
     struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
     struct {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
-        float *kept;               /* a movement, then the errors; NULL: not config.outer_retries */
     } outer;                       /* optimizer_outer.c */
+    float *kept;                   /* a gradient or movement, then the errors; NULL: not config.retries */
     float *weights;                /* optimizer_versions.c: `predict`'s; NULL: they are the parameters */
     struct {
         double *sums; /* by tensor */

@@ -220,7 +220,7 @@ enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, 
     AQ_ASSERT(aq_fused_sums(before->kind) == 0 && aq_fused_sums(after->kind) == 0);
     call->before = *before;
     call->after = *after;
-    call->after_waits = out->kind != AQ_REDUCE_COMPRESSED || optimizer->config.outer_retries;
+    call->after_waits = out->kind != AQ_REDUCE_COMPRESSED || optimizer->config.retries;
     if (call->after_waits) return before->kind ? aq_optimizer_fused(optimizer, before) : AQ_OK;
     out->before = before->kind ? go_before : NULL;
     out->after = after->kind ? go_after : NULL;

@@ -75,11 +75,11 @@ enum aq_status aq_optimizer_kept_place(struct aq_optimizer *optimizer)
 {
     uint64_t floats = optimizer->parameters;
     void *kept;
-    if (!aq_optimizer_is_local(optimizer) || !optimizer->config.outer_retries || floats == 0) return AQ_OK;
+    if (optimizer->group.size == 1 || !optimizer->config.retries || floats == 0) return AQ_OK;
     for (uint32_t i = 0; i < optimizer->state_count; i++)
         if (is_error(&optimizer->states[i].info)) floats += optimizer->states[i].info.count;
     AQ_TRY(aq_optimizer_scratch_device(optimizer, floats * sizeof(float), &kept));
-    optimizer->outer.kept = kept;
+    optimizer->kept = kept;
     return AQ_OK;
 }
 
@@ -89,11 +89,19 @@ static enum aq_status kept_copy(struct aq_optimizer *optimizer, float *values, u
                           optimizer->call.stream);
 }
 
+/* What the mean is of: gradients, or a movement, which is in the parameters while it travels. */
+static float *reduced(const struct aq_optimizer *optimizer)
+{
+    float *x = optimizer->call.averaging ? optimizer->call.gradients : optimizer->call.parameters;
+    AQ_ASSERT(x);
+    return x;
+}
+
 static enum aq_status kept_copies(struct aq_optimizer *optimizer, bool back)
 {
-    float *kept = optimizer->outer.kept;
-    AQ_ASSERT(kept && optimizer->call.parameters);
-    AQ_TRY(kept_copy(optimizer, optimizer->call.parameters, optimizer->parameters, kept, back));
+    float *kept = optimizer->kept;
+    AQ_ASSERT(kept);
+    AQ_TRY(kept_copy(optimizer, reduced(optimizer), optimizer->parameters, kept, back));
     kept += optimizer->parameters;
     for (uint32_t i = 0; i < optimizer->state_count; i++) {
         const struct aq_optimizer_array *array = &optimizer->states[i];
@@ -116,8 +124,8 @@ enum aq_status aq_optimizer_put_back(struct aq_optimizer *optimizer)
 
 void aq_optimizer_ask_again(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
-    AQ_ASSERT(optimizer->outer.kept && optimizer->call.parameters);
-    aq_optimizer_ask(optimizer, optimizer->call.parameters, out);
+    AQ_ASSERT(optimizer->kept);
+    aq_optimizer_ask(optimizer, reduced(optimizer), out);
 }
 
 static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)

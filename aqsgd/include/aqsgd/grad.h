@@ -71,7 +71,7 @@ struct aq_optimizer_config {
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
-    bool outer_retries;             /* the mean of movements may be made more than once: aq_optimizer_keep */
+    bool retries;                   /* a mean of gradients or movements may be made more than once: aq_optimizer_keep */
     bool predict;                   /* the parameters lie a step ahead of the weights: optimizer_versions.c */
 
     /* qadam, onebit_adam, onebit_lamb */
@@ -270,10 +270,11 @@ struct aq_reduce {
 };
 
 /*
- * outer_retries: a rank of the group may be lost in a reduction of movements, which the others then make again. Such a
- * request has neither `before` nor `after`. keep: what the reduction changes, x and the errors of the codec; put_back:
- * all of it again, as it was. Both only enqueue. AQ_CUDAERR. ask_again: the same request in the codec as it is now,
- * where one is chosen (aq_optimizer_choose) between the request and its reduction.
+ * retries: a rank of the group may be lost in a reduction of gradients (aq_optimizer_average) or movements, which the
+ * others then make again. Such a request has neither `before` nor `after`. keep: what the reduction changes, x and the
+ * errors of the codec; put_back: all of it again, as it was. Both only enqueue. AQ_CUDAERR. ask_again: the same request
+ * in the codec as it is now, where one is chosen (aq_optimizer_choose) between the request and its reduction. Not with
+ * low_rank, whose mean takes two requests.
  */
 enum aq_status aq_optimizer_keep(struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_put_back(struct aq_optimizer *optimizer);
