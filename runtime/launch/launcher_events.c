@@ -531,7 +531,7 @@ static void daemon_wrong(struct launcher *launcher, struct host *host, const cha
     va_end(arguments);
     launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "the daemon of %s breaks the protocol: %s",
                   host->address ? host->address : "this machine", text);
-    host_lost(launcher, host, AQ_PROTO);
+    host_lost(launcher, host, AQ_PROTO, NULL);
 }
 
 /* A line of the daemon itself. False: it is not one. */

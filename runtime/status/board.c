@@ -296,6 +296,12 @@ void aq_board_stopping(struct aq_board *board)
     aq_mutex_unlock(board->mutex);
 }
 
+const char *aq_board_doing(const struct aq_board_rank *rank)
+{
+    if (rank->lives) return aq_phase_text(rank->phase);
+    return rank->away_s > 0 ? "waits for its daemon, which is out of reach" : "is not there";
+}
+
 void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count)
 {
     if (!board) return;
@@ -308,6 +314,7 @@ void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, u
         to->phase = ranks[r].phase;
         to->phase_s = ranks[r].phase_s;
         to->silent_s = ranks[r].silent_s;
+        to->away_s = ranks[r].away_s;
         to->step = ranks[r].step;
         to->mark = ranks[r].mark;
         if (ranks[r].mark < mark) mark = ranks[r].mark;
