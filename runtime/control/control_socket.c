@@ -205,9 +205,9 @@ static enum aq_status answer_hello(struct aq_control *control, const char *addre
     enum aq_status status = aq_token_nonce(nonce);
     const uint64_t protocol = aq_control_u64_or(hello, "protocol", 0);
     if (status == AQ_OK && protocol != AQ_CONTROL_PROTOCOL)
-        status = aq_fail(
-            AQ_MISMATCH, "control", "the daemon at %s (version %.20s) speaks protocol %llu, this aqpipe %d", address,
-            aq_control_text_or(hello, "version", "?"), (unsigned long long)protocol, AQ_CONTROL_PROTOCOL);
+        status = aq_fail(AQ_MISMATCH, "control",
+                         "the daemon at %s (version %.20s) speaks protocol %llu, this aqpipe %d", address,
+                         aq_control_text_or(hello, "version", "?"), (unsigned long long)protocol, AQ_CONTROL_PROTOCOL);
     if (status == AQ_OK) status = aq_control_get_text(hello, "nonce", &theirs);
     if (status == AQ_OK) status = aq_token_proof(token, "client", theirs, nonce, proof);
     if (status == AQ_OK) status = aq_token_proof(token, "daemon", theirs, nonce, wanted);

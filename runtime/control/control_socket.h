@@ -3,8 +3,8 @@
  *
  * Addresses are those of net/endpoint.h.
  *
- * Locking: pure functions; connecting blocks until its deadline. A meeting (aq_control_meeting_*) does not block, except
- * for a name server where the address has a name; one thread each.
+ * Locking: pure functions; connecting blocks until its deadline. A meeting (aq_control_meeting_*) does not block,
+ * except for a name server where the address has a name; one thread each.
  */
 #ifndef RUNTIME_CONTROL_SOCKET_H
 #define RUNTIME_CONTROL_SOCKET_H

@@ -73,15 +73,14 @@ enum aq_status host_ask(const struct launcher *launcher, struct aq_control *cont
 {
     const struct aq_launch *launch = launcher->launch;
     return aq_control_send(
-        control,
-        json_pack("{s:s, s:b, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open",
-                  "probe", launch->probe, "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
-                  "plan_hash", aq_control_hex(launch->plan_hash), "resume_hash", aq_control_hex(launch->resume_hash),
-                  "id", aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
-                  launch->cache, "resume", (json_int_t)launch->resume, "resumed",
-                  launch->resumed || launch->resume > 0 || again, "fresh", launch->fresh && !again, "beat_seconds",
-                  (double)launcher->beat_ns * 1e-9, "silence_seconds",
-                  (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
+        control, json_pack("{s:s, s:b, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op",
+                           "open", "probe", launch->probe, "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL,
+                           "version", AQ_VERSION, "plan_hash", aq_control_hex(launch->plan_hash), "resume_hash",
+                           aq_control_hex(launch->resume_hash), "id", aq_control_hex(launch->id), "run", launch->run,
+                           "checkpoint", launch->checkpoint, "cache", launch->cache, "resume",
+                           (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0 || again,
+                           "fresh", launch->fresh && !again, "beat_seconds", (double)launcher->beat_ns * 1e-9,
+                           "silence_seconds", (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
 }
 
 static const char *host_name(const struct host *host)
@@ -269,7 +268,7 @@ void host_send(struct host *host, json_t *message)
         return;
     }
     const enum aq_status status = aq_control_send(host->control, message);
-    /* The loop still reads its lines, of which one may have the cause, and then finds it lost: not here, where a list of
+    /* The loop still reads its lines, of which one may have the cause, and then finds it lost. Not here: a list of
      * ranks is being told something that those of a lost replica are not told. */
     if (status != AQ_OK && status != AQ_CLOSED && host->broken == AQ_OK) host->broken = status;
 }

@@ -154,8 +154,8 @@ struct launcher {
 enum aq_status hosts_open(struct launcher *launcher);
 enum aq_status hosts_start(struct launcher *launcher);
 enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns); /* one rank's worker */
-/* why: the rest of a sentence that begins with the daemon; NULL: by the status. Only its replicas are lost, or it is the
- * run's cause. */
+/* why: the rest of a sentence that begins with the daemon; NULL: by the status. Only its replicas are lost, or it is
+ * the run's cause. */
 void host_lost(struct launcher *launcher, struct host *host, enum aq_status status, const char *why);
 void hosts_close(struct launcher *launcher);
 /* Ask a daemon over this channel to take the job (again: only a part of it was lost), and take its answer. */
@@ -169,8 +169,8 @@ void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon;
 
 /*
  * launcher_reach.c: a daemon that is lost while other replicas train (reduce.patience). lost: false: that is the whole
- * run's loss. turn: tries are begun and go on. all: is every daemon of the replica here? fd: of a try that is under way,
- * with the events to poll it for; -1: none is. close: no more tries.
+ * run's loss. turn: tries are begun and go on. all: is every daemon of the replica here? fd: of a try that is under
+ * way, with the events to poll it for; -1: none is. close: no more tries.
  */
 bool launcher_reach_lost(struct launcher *launcher, struct host *host, const char *why);
 void launcher_reach_turn(struct launcher *launcher);
@@ -287,9 +287,9 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
 /*
  * launcher_return.c: how a lost replica returns. begin: it was just lost; its processes are ended, or it does not
  * return. exited: this rank's process has ended; true: that is no loss. reached: a daemon answers again. ready: this
- * rank is, while others train. waits: is it where it can enter? may: will it return by itself? enter: the round that ends with this step was its last one
- * without; its ranks are told when the checkpoint is complete (told). stay: it is broken off, so they wait for a later
- * one. turn: has one taken too long?
+ * rank is, while others train. waits: is it where it can enter? may: will it return by itself? enter: the round that
+ * ends with this step was its last one without; its ranks are told when the checkpoint is complete (told). stay: it is
+ * broken off, so they wait for a later one. turn: has one taken too long?
  */
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);

@@ -103,8 +103,7 @@ static void try_failed(struct launcher *launcher, struct host *host, const char 
 static enum aq_status ask(struct launcher *launcher, struct host *host, struct aq_control *control)
 {
     host->reach.control = control;
-    host->reach.deadline_ns =
-        aq_clock_after((aq_ssh_is(host->address) ? REACH_AGENT_S : REACH_ANSWER_S) * second_ns);
+    host->reach.deadline_ns = aq_clock_after((aq_ssh_is(host->address) ? REACH_AGENT_S : REACH_ANSWER_S) * second_ns);
     const enum aq_status status = host_ask(launcher, control, true);
     return status == AQ_CLOSED ? AQ_OK : status; /* it may have sent the cause */
 }

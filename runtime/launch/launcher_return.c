@@ -2,19 +2,20 @@
  * launcher_return.c -- a lost replica returns while the others train (reduce.patience).
  *
  *     TRAINS --lost--> ENDS --all its processes have ended--> STARTS --a round ends without it--> ENTERS --> TRAINS
- *                       ^  \                                  /  |                                  |
- *                       |   a daemon of it is out of reach: AWAY |                                  |
+ *                       ^                                       |                                  |
  *                       +---------------- a process fails ------+----------------------------------+
+ *     ENDS --they have ended, and a daemon of it is out of reach--> AWAY --the daemon answers--> STARTS
  *     ENDS, STARTS, ENTERS --launch->returns starts in a row, or too slow--> GONE
  *     ENTERS --the checkpoint that it was to read is broken off--> STARTS
  *
- * ENDS: its other processes are of no use without the lost one. Each gets SIGKILL, so that one that is stopped ends,
- * too. AWAY: a daemon that had some of them was lost, and is tried again (launcher_reach.c), however long that takes;
- * only a round that cannot end without the replica waits no longer than for a start. STARTS: the new ones open devices and data, and then need weights. Those exist at the end of a round: there the
- * checkpoint that follows a round without a replica has its files, written by the first member (launcher_rounds.c).
- * ENTERS: it counts from the next step on, as any other replica: its processes read that checkpoint, link up among
- * themselves and train the round. Links to the other replicas are made at the round's end, when all have come there.
- * GONE: the next round without it is the last one of these processes, as before there was a way to return.
+ * ENDS: its other processes are of no use without the lost one. Each gets SIGKILL, so that one that is stopped
+ * ends, too. AWAY: a daemon that had some of them was lost, and is tried again (launcher_reach.c), however long
+ * that takes; only a round that cannot end without the replica waits no longer than for a start. STARTS: the new
+ * ones open devices and data, and then need weights. Those exist at the end of a round: there the checkpoint that
+ * follows a round without a replica has its files, written by the first member (launcher_rounds.c). ENTERS: it
+ * counts from the next step on, as any other replica: its processes read that checkpoint, link up among themselves
+ * and train the round. Links to the other replicas are made at the round's end, when all have come there. GONE: the
+ * next round without it is the last one of these processes, as before there was a way to return.
  *
  * So nobody waits for its start, and what it enters with is a file that a restart of all would read: the same bits. Its
  * message caches start empty, since no mark of that step is there.

@@ -119,8 +119,8 @@ enum aq_status aq_board_open(struct aq_board **out)
         return status;
     }
     struct aq_board_view *view = &board->view;
-    view->loss = view->lr = view->grad_norm = view->seconds = view->speed = view->time = view->heldout =
-        view->left_s = (double)NAN;
+    view->loss = view->lr = view->grad_norm = view->seconds = view->speed = view->time = view->heldout = view->left_s =
+        (double)NAN;
     for (int i = 0; i < AQ_STEP_FIGURES; i++)
         view->figures[i] = (double)NAN;
     for (uint32_t r = 0; r < AQ_JOB_RANKS_MAX; r++)
@@ -296,7 +296,7 @@ void aq_board_stopping(struct aq_board *board)
     aq_mutex_unlock(board->mutex);
 }
 
-const char *aq_board_doing(const struct aq_board_rank *rank)
+const char *aq_board_does(const struct aq_board_rank *rank)
 {
     if (rank->lives) return aq_phase_text(rank->phase);
     return rank->away_s > 0 ? "waits for its daemon, which is out of reach" : "is not there";

@@ -139,7 +139,7 @@ void aq_board_line(struct aq_board *board, const json_t *line);
 void aq_board_phase(struct aq_board *board, const char *text);
 
 /* What it does, in words. */
-const char *aq_board_doing(const struct aq_board_rank *rank);
+const char *aq_board_does(const struct aq_board_rank *rank);
 
 /* A stop was asked for. */
 void aq_board_stopping(struct aq_board *board);

@@ -1,4 +1,5 @@
 """reduce.patience over several daemons: one is lost with its workers, another one answers at its port, and the replica is back."""
+import json
 import os
 import signal
 import subprocess
@@ -39,8 +40,8 @@ class Daemons:
 
     def placed(self, *replicas):
         """Of each replica the daemons of its two stages."""
-        hosts = [[f"'{self.address(place[s])}'" for place in replicas] for s in (0, 1)]
-        return f"[{{layers: '0-2', host: [{', '.join(hosts[0])}]}}, {{layers: '3-5', host: [{', '.join(hosts[1])}]}}]"
+        first, second = ([self.address(place[s]) for place in replicas] for s in (0, 1))
+        return f"[{{layers: '0-2', host: {json.dumps(first)}}}, {{layers: '3-5', host: {json.dumps(second)}}}]"
 
     def close(self):
         for daemon in self.running.values():
@@ -117,6 +118,10 @@ def scenario_rounds_hosts_more():
     daemons, secured = Daemons(4), Daemons(3, "--keys", ROOT / "keys")
     try:
         keys = {**KEYS, "pipeline.stages": daemons.placed((0, 0), (1, 2), (3, 3))}
+        near = aqpipe("plan", manifest("near", **keys)).stdout
+        far = aqpipe("plan", manifest("far", **{**keys, "pipeline.stages": keys["pipeline.stages"].replace("127.0.0.1", "192.0.2.1"), "security.keys": ROOT / "keys"})).stdout
+        told = "checkpoint.path must be one folder that all hosts share"
+        check(told in far and "reduce.every" in near and told not in near, f"plan of hosts elsewhere: {far}\nand here: {near}")
         said = lose("apart", keys, daemons, 3, lambda _: daemons.kill(2), lambda: daemons.begin(2))
         came_back("apart", said, f"the daemon of {daemons.address(2)}", 1, 8)
         repeated("apart", keys, resumes=False)

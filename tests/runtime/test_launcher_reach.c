@@ -271,7 +271,34 @@ static void test_a_daemon_takes_the_job_again(void **state)
     assert_string_equal(result.cause, "");
 }
 
-/* A daemon that cannot be sent to is lost when its lines were read, and not amid those that are being told something. */
+/* Over ssh an agent is started again, and asked the same. */
+static void test_an_agent_is_started_again(void **state)
+{
+    static const char script[] = "#!/bin/sh\nread asked\necho '{\"event\":\"opened\",\"version\":\"" AQ_VERSION
+                                 "\"}'\nwhile read line; do :; done\n";
+    struct host *host = &launcher.hosts[1];
+    char path[200], *before = strdup(getenv("PATH"));
+    (void)state;
+    snprintf(path, sizeof path, "%s/ssh", folder);
+    assert_int_equal(aq_file_replace(NULL, path, 0700, script, sizeof script - 1), AQ_OK);
+    assert_int_equal(setenv("PATH", folder, 1), 0);
+    launch.returns = 1;
+    begin_far(P);
+    host->address = "ssh://localhost";
+    host_lost(&launcher, host, AQ_CLOSED, NULL);
+    host->reach.due_ns = 0;
+    while (!host->control && host->reach.tries == 0)
+        launcher_reach_turn(&launcher);
+    assert_string_equal(host->reach.why, "");
+    assert_true(host->control && host->pid > 0);
+    assert_int_equal(first(), REPLICA_STARTS);
+    assert_int_equal(setenv("PATH", before, 1), 0);
+    free(before);
+    agent_end(host);
+    close(host->said);
+}
+
+/* It is lost when its lines were read, and not amid those that are being told something. */
 static void test_a_daemon_that_cannot_be_sent_to_is_lost_later(void **state)
 {
     (void)state;
@@ -305,6 +332,7 @@ int main(void)
         TEST(test_a_daemon_is_awaited_until_a_round_waits_for_it_too_long),
         TEST(test_pauses_between_tries_double_up_to_half_a_minute),
         TEST(test_a_daemon_takes_the_job_again),
+        TEST(test_an_agent_is_started_again),
         TEST(test_a_daemon_that_cannot_be_sent_to_is_lost_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
