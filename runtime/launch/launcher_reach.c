@@ -96,7 +96,7 @@ static void try_failed(struct launcher *launcher, struct host *host, const char 
     pause_next(host);
     if (strncmp(host->reach.why, why, sizeof host->reach.why - 1) == 0) return;
     snprintf(host->reach.why, sizeof host->reach.why, "%.*s", REACH_WHY_BYTES - 1, why);
-    aq_progress_say(launcher->launch->progress, "%s: it is tried again", host->reach.why);
+    aq_progress_say(launcher->launch->progress, "the daemon of %s is not back (%s)", host->address, host->reach.why);
 }
 
 /* It has been greeted, or started: asks it to take the job. */

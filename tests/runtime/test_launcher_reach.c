@@ -197,6 +197,23 @@ static void test_a_daemon_is_awaited_until_a_round_waits_for_it_too_long(void **
     assert_int_equal(launcher.rounds.without, 12);
 }
 
+/* Nor does a stop wait for it, although rank 0 is not there to answer. */
+static void test_a_stop_does_not_wait_for_a_daemon(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_far(P);
+    host_lost(&launcher, &launcher.hosts[1], AQ_CLOSED, NULL);
+    launcher_stop(&launcher, "you");
+    train_second(4);
+    assert_int_equal(launcher.rounds.without, 4);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 4, "mark");
+    assert_int_equal(result.mark, 4);
+    assert_true(launcher.stopped && launcher.aborting);
+    assert_string_equal(result.cause, "");
+}
+
 /* One try, until it has failed. */
 static void try_once(struct host *host)
 {
@@ -228,6 +245,46 @@ static void test_pauses_between_tries_double_up_to_half_a_minute(void **state)
     assert_int_equal(first(), REPLICA_AWAY);
     assert_string_equal(result.cause, "");
     assert_string_equal(aq_error_text(), ""); /* none of them is the run's error */
+}
+
+/* Whatever answers at that port: it is another failed try, and the run goes on. */
+static void test_a_stranger_at_its_port_is_a_failed_try(void **state)
+{
+    static const struct {
+        const char *line, *why;
+    } said[] = {{"SSH-2.0-OpenSSH\n", ""},
+                {"{\"event\":\"hello\"}\n", "speaks protocol 0"},
+                {"{\"event\":\"hello\",\"protocol\":1,\"nonce\":7}\n", "nonce"},
+                {"{\"event\":\"refused\",\"text\":\"too many\"}\n", "refuses: too many"},
+                {NULL, "closed the connection in the greeting"}};
+    char address[64];
+    uint16_t port;
+    int listener, fd = -1;
+    struct host *host = &launcher.hosts[1];
+    (void)state;
+    assert_int_equal(aq_control_listen("127.0.0.1:0", false, &listener, &port), AQ_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    launch.returns = 1;
+    begin_far(P);
+    launcher.hosts[1].address = address;
+    host_lost(&launcher, host, AQ_CLOSED, NULL);
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        uint64_t source;
+        char from[64];
+        host->reach.due_ns = 0;
+        while (aq_control_accept(listener, &fd, &source, from) != AQ_OK)
+            launcher_reach_turn(&launcher);
+        if (said[i].line) assert_true(write(fd, said[i].line, strlen(said[i].line)) > 0);
+        if (!said[i].line) close(fd);
+        while (host->reach.tries == i)
+            launcher_reach_turn(&launcher);
+        assert_non_null(strstr(host->reach.why, said[i].why));
+        assert_null(host->reach.meeting);
+        if (said[i].line) close(fd);
+    }
+    close(listener);
+    assert_int_equal(first(), REPLICA_AWAY);
+    assert_string_equal(result.cause, "");
 }
 
 /* What a daemon is asked when it has been greeted. */
@@ -330,7 +387,9 @@ int main(void)
         TEST(test_the_run_is_lost_where_nobody_is_left_or_a_daemon_lies),
         TEST(test_a_replica_that_does_not_return_is_not_waited_for),
         TEST(test_a_daemon_is_awaited_until_a_round_waits_for_it_too_long),
+        TEST(test_a_stop_does_not_wait_for_a_daemon),
         TEST(test_pauses_between_tries_double_up_to_half_a_minute),
+        TEST(test_a_stranger_at_its_port_is_a_failed_try),
         TEST(test_a_daemon_takes_the_job_again),
         TEST(test_an_agent_is_started_again),
         TEST(test_a_daemon_that_cannot_be_sent_to_is_lost_later),
