@@ -218,6 +218,7 @@ static void test_a_stop_does_not_wait_for_a_daemon(void **state)
 static void try_once(struct host *host)
 {
     const uint32_t tries = host->reach.tries;
+    assert_int_equal(first(), REPLICA_AWAY); /* else there is none */
     host->reach.due_ns = 0;
     while (host->reach.tries == tries)
         launcher_reach_turn(&launcher);
@@ -269,6 +270,7 @@ static void test_a_stranger_at_its_port_is_a_failed_try(void **state)
     launcher.hosts[1].address = address;
     host_lost(&launcher, host, AQ_CLOSED, NULL);
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        assert_int_equal(first(), REPLICA_AWAY);
         uint64_t source;
         char from[64];
         host->reach.due_ns = 0;
@@ -343,6 +345,7 @@ static void test_an_agent_is_started_again(void **state)
     begin_far(P);
     host->address = "ssh://localhost";
     host_lost(&launcher, host, AQ_CLOSED, NULL);
+    assert_int_equal(first(), REPLICA_AWAY);
     host->reach.due_ns = 0;
     while (!host->control && host->reach.tries == 0)
         launcher_reach_turn(&launcher);
