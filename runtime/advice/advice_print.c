@@ -7,6 +7,7 @@
 
 #include "advice_private.h"
 #include "plan_epsilon.h"
+#include "security.h"
 #include "table.h"
 
 enum { GRID_COLUMNS = 108, GRID_HEAD = 18, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
@@ -295,6 +296,21 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
 }
 
+/* reduce.patience over several machines: what the return of a lost replica needs of them. */
+static void print_return(const struct aq_plan *plan, struct aq_text *text)
+{
+    const struct aq_job *job = plan->job;
+    bool apart = false;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const char *host = job->pipeline.stages[r].host;
+        apart |= !aq_job_same_host(job, 0, r) && host && !aq_security_inside(host);
+    }
+    if (job->reduce.patience_ns == 0 || !apart) return;
+    aq_text_add(text,
+                "reduce.patience: a lost replica returns by a file that another one writes: checkpoint.path must be "
+                "one folder that all hosts share (NFS), or each loss sends all back to the last checkpoint\n");
+}
+
 /* The optimizer's first steps, in which replicas send more (mostly fp32 gradients), and whether there are others. */
 static void print_warmup(const struct aq_plan *plan, struct aq_text *text)
 {
@@ -337,6 +353,7 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
     }
     print_warmup(plan, text);
     if (every > 1) print_round(plan, text);
+    print_return(plan, text);
     aq_text_add(text, "%s\n", reduce_transport_text(aq_plan_reduce_transport(plan)));
     if (config->reduce_automatic)
         aq_text_add(text, "reduce.codec: auto: each stage chooses when it first averages, by what it measures then%s\n",

@@ -165,12 +165,11 @@ enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int
     return AQ_OK;
 }
 
-/* One line of the greeting; whatever is not `event` is a refusal with the daemon's own text. */
-static enum aq_status expect(struct aq_control *control, const char *address, const char *event, uint64_t deadline_ns,
-                             json_t **out)
+/* What came of the wait for one line of the greeting; whatever is not `event` is a refusal with the daemon's own text.
+ * Takes the message, which is there with AQ_OK. */
+static enum aq_status judge(enum aq_status status, const char *address, const char *event, json_t *message,
+                            json_t **out)
 {
-    json_t *message;
-    const enum aq_status status = aq_control_receive(control, deadline_ns, &message);
     if (status == AQ_TIMEOUT)
         return aq_fail(status, "control", "%s does not answer: does an aqpiped run there?", address);
     if (status == AQ_CLOSED)
@@ -189,35 +188,57 @@ static enum aq_status expect(struct aq_control *control, const char *address, co
     return refused;
 }
 
-static enum aq_status greet(struct aq_control *control, const char *address, const struct aq_token *token,
-                            uint64_t deadline_ns)
+static enum aq_status expect(struct aq_control *control, const char *address, const char *event, uint64_t deadline_ns,
+                             json_t **out)
 {
-    json_t *message;
-    char nonce[AQ_NONCE_CHARS + 1], proof[AQ_PROOF_CHARS + 1], wanted[AQ_PROOF_CHARS + 1];
-    const char *theirs, *got;
-    AQ_TRY(aq_token_nonce(nonce));
-    AQ_TRY(expect(control, address, "hello", deadline_ns, &message));
-    enum aq_status status = AQ_OK;
-    const uint64_t protocol = aq_control_u64_or(message, "protocol", 0);
-    if (protocol != AQ_CONTROL_PROTOCOL)
-        status = aq_fail(
-            AQ_MISMATCH, "control", "the daemon at %s (version %.20s) speaks protocol %llu, this aqpipe %d", address,
-            aq_control_text_or(message, "version", "?"), (unsigned long long)protocol, AQ_CONTROL_PROTOCOL);
-    if (status == AQ_OK) status = aq_control_get_text(message, "nonce", &theirs);
+    json_t *message = NULL;
+    const enum aq_status status = aq_control_receive(control, deadline_ns, &message);
+    return judge(status, address, event, message, out);
+}
+
+/* Our answer to its `hello`, whose reference is taken; `wanted` is the proof that its `welcome` must have. */
+static enum aq_status answer_hello(struct aq_control *control, const char *address, const struct aq_token *token,
+                                   json_t *hello, char wanted[AQ_PROOF_CHARS + 1])
+{
+    char nonce[AQ_NONCE_CHARS + 1], proof[AQ_PROOF_CHARS + 1];
+    const char *theirs;
+    enum aq_status status = aq_token_nonce(nonce);
+    const uint64_t protocol = aq_control_u64_or(hello, "protocol", 0);
+    if (status == AQ_OK && protocol != AQ_CONTROL_PROTOCOL)
+        status = aq_fail(AQ_MISMATCH, "control",
+                         "the daemon at %s (version %.20s) speaks protocol %llu, this aqpipe %d", address,
+                         aq_control_text_or(hello, "version", "?"), (unsigned long long)protocol, AQ_CONTROL_PROTOCOL);
+    if (status == AQ_OK) status = aq_control_get_text(hello, "nonce", &theirs);
     if (status == AQ_OK) status = aq_token_proof(token, "client", theirs, nonce, proof);
     if (status == AQ_OK) status = aq_token_proof(token, "daemon", theirs, nonce, wanted);
-    json_decref(message);
+    json_decref(hello);
     AQ_TRY(status);
     status =
         aq_control_send(control, json_pack("{s:s, s:i, s:s, s:s, s:s}", "op", "hello", "protocol", AQ_CONTROL_PROTOCOL,
                                            "version", AQ_VERSION, "nonce", nonce, "proof", proof));
-    if (status != AQ_CLOSED) AQ_TRY(status); /* a daemon that closed may have sent the cause; else report it */
-    AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
-    status = aq_control_get_text(message, "proof", &got);
+    return status == AQ_CLOSED ? AQ_OK : status; /* a daemon that closed may have sent the cause; else report it */
+}
+
+/* Takes the reference of its `welcome`. */
+static enum aq_status check_welcome(json_t *welcome, const char *address, const char *wanted)
+{
+    const char *got;
+    enum aq_status status = aq_control_get_text(welcome, "proof", &got);
     if (status == AQ_OK && !aq_token_proves(wanted, got))
         status = aq_fail(AQ_REFUSED, "control", "the daemon at %s does not have our token", address);
-    json_decref(message);
+    json_decref(welcome);
     return status;
+}
+
+static enum aq_status greet(struct aq_control *control, const char *address, const struct aq_token *token,
+                            uint64_t deadline_ns)
+{
+    json_t *message;
+    char wanted[AQ_PROOF_CHARS + 1];
+    AQ_TRY(expect(control, address, "hello", deadline_ns, &message));
+    AQ_TRY(answer_hello(control, address, token, message, wanted));
+    AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
+    return check_welcome(message, address, wanted);
 }
 
 /* The first thing on the socket, before the greeting. */
@@ -236,13 +257,11 @@ static enum aq_status secure(struct aq_control *control, struct aq_tls *tls, con
     return AQ_OK;
 }
 
-enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
-                               uint64_t deadline_ns, struct aq_control **out)
+/* The channel on a connected socket, which is taken: keys are needed unless it stays inside this machine. */
+static enum aq_status open_channel(int fd, const char *address, struct aq_tls *tls, struct aq_control **out)
 {
-    int fd;
     struct sockaddr_storage there = {0};
     socklen_t bytes = sizeof there;
-    AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
     if (!tls && (getpeername(fd, (struct sockaddr *)&there, &bytes) != 0 ||
                  !aq_endpoint_loopback_address((const struct sockaddr *)&there))) {
         close(fd);
@@ -258,13 +277,147 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
         return status;
     }
     status = secure(control, tls, address);
-    if (status == AQ_OK) status = greet(control, address, token, deadline_ns);
     if (status != AQ_OK) {
         aq_control_close(control);
         return status;
     }
     *out = control;
     return AQ_OK;
+}
+
+enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                               uint64_t deadline_ns, struct aq_control **out)
+{
+    int fd;
+    struct aq_control *control;
+    AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
+    AQ_TRY(open_channel(fd, address, tls, &control));
+    const enum aq_status status = greet(control, address, token, deadline_ns);
+    if (status != AQ_OK) {
+        aq_control_close(control);
+        return status;
+    }
+    *out = control;
+    return AQ_OK;
+}
+
+/* ---- without waiting ---- */
+
+struct aq_control_meeting {
+    char address[AQ_ADDRESS_BYTES];
+    const struct aq_token *token;
+    struct aq_tls *tls;
+    uint64_t deadline_ns;
+    struct addrinfo *list, *next; /* its addresses, and those that were not tried yet */
+    int fd;                       /* being connected; -1: none                        */
+    int error;                    /* of the last that could not be                    */
+    struct aq_control *control;   /* NULL: not connected yet                          */
+    bool answered;                /* its `hello` was                                  */
+    char wanted[AQ_PROOF_CHARS + 1];
+};
+
+enum aq_status aq_control_meeting_begin(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                                        uint64_t deadline_ns, struct aq_control_meeting **out)
+{
+    struct aq_control_meeting *meeting;
+    AQ_TRY(AQ_NEW(1, &meeting));
+    meeting->token = token;
+    meeting->tls = tls;
+    meeting->deadline_ns = deadline_ns;
+    meeting->fd = -1;
+    meeting->error = EADDRNOTAVAIL;
+    snprintf(meeting->address, sizeof meeting->address, "%s", address);
+    const enum aq_status status = resolve(address, false, &meeting->list);
+    if (status != AQ_OK) {
+        aq_free(meeting);
+        return status;
+    }
+    meeting->next = meeting->list;
+    *out = meeting;
+    return AQ_OK;
+}
+
+int aq_control_meeting_fd(const struct aq_control_meeting *meeting)
+{
+    return meeting->control ? aq_control_fd(meeting->control) : meeting->fd;
+}
+
+short aq_control_meeting_events(const struct aq_control_meeting *meeting)
+{
+    if (!meeting->control) return POLLOUT;
+    return aq_control_pending(meeting->control) ? POLLIN | POLLOUT : POLLIN;
+}
+
+static void drop_socket(struct aq_control_meeting *meeting, int error)
+{
+    if (meeting->fd != -1) close(meeting->fd);
+    meeting->fd = -1;
+    meeting->error = error;
+}
+
+/* AQ_OK: meeting->fd is connected. */
+static enum aq_status connect_turn(struct aq_control_meeting *meeting)
+{
+    for (;;) {
+        int error = 0;
+        socklen_t bytes = sizeof error;
+        if (meeting->fd != -1) {
+            struct pollfd poller = {.fd = meeting->fd, .events = POLLOUT};
+            if (poll(&poller, 1, 0) <= 0) return AQ_AGAIN;
+            if (getsockopt(meeting->fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
+            if (error == 0) return AQ_OK;
+            drop_socket(meeting, error);
+        }
+        const struct addrinfo *to = meeting->next;
+        if (!to) break;
+        meeting->next = to->ai_next;
+        meeting->fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (meeting->fd == -1 || (connect(meeting->fd, to->ai_addr, to->ai_addrlen) != 0 && errno != EINPROGRESS))
+            drop_socket(meeting, errno);
+    }
+    errno = meeting->error;
+    return aq_fail_errno("control", "cannot reach the daemon at %s (start aqpiped there, or open its port)",
+                         meeting->address);
+}
+
+static enum aq_status meeting_turn(struct aq_control_meeting *meeting)
+{
+    json_t *message = NULL;
+    if (!meeting->control) {
+        AQ_TRY(connect_turn(meeting));
+        AQ_TRY(aq_control_keep_alive(meeting->fd));
+        const int fd = meeting->fd;
+        meeting->fd = -1; /* taken */
+        AQ_TRY(open_channel(fd, meeting->address, meeting->tls, &meeting->control));
+    }
+    for (;;) {
+        const enum aq_status status = aq_control_receive(meeting->control, 0, &message);
+        if (status == AQ_AGAIN) return status;
+        AQ_TRY(judge(status, meeting->address, meeting->answered ? "welcome" : "hello", message, &message));
+        if (meeting->answered) return check_welcome(message, meeting->address, meeting->wanted);
+        AQ_TRY(answer_hello(meeting->control, meeting->address, meeting->token, message, meeting->wanted));
+        meeting->answered = true;
+    }
+}
+
+enum aq_status aq_control_meeting_turn(struct aq_control_meeting *meeting, struct aq_control **out)
+{
+    enum aq_status status = meeting_turn(meeting);
+    if (status == AQ_AGAIN && aq_clock_ns() > meeting->deadline_ns)
+        status = aq_fail(AQ_TIMEOUT, "control", "%s does not answer: does an aqpiped run there?", meeting->address);
+    if (status != AQ_OK) return status;
+    *out = meeting->control;
+    meeting->control = NULL;
+    return AQ_OK;
+}
+
+void aq_control_meeting_end(struct aq_control_meeting *meeting)
+{
+    if (!meeting) return;
+    if (meeting->fd != -1) close(meeting->fd);
+    aq_control_close(meeting->control);
+    freeaddrinfo(meeting->list);
+    aq_free(meeting);
 }
 
 void aq_control_descriptors(uint64_t count)

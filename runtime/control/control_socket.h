@@ -3,7 +3,8 @@
  *
  * Addresses are those of net/endpoint.h.
  *
- * Locking: pure functions; connecting blocks until its deadline.
+ * Locking: pure functions; connecting blocks until its deadline. A meeting (aq_control_meeting_*) does not block,
+ * except for a name server where the address has a name; one thread each.
  */
 #ifndef RUNTIME_CONTROL_SOCKET_H
 #define RUNTIME_CONTROL_SOCKET_H
@@ -35,6 +36,19 @@ enum aq_status aq_control_keep_alive(int fd);
 struct aq_tls;
 enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
                                uint64_t deadline_ns, struct aq_control **out);
+
+/*
+ * The same without waiting: the caller polls aq_control_meeting_fd for aq_control_meeting_events, or comes back now and
+ * then, and calls turn. begin: takes nothing; token and tls are borrowed until end. turn: AQ_AGAIN until the deadline;
+ * AQ_OK: *out is the caller's; else as aq_control_meet. end accepts NULL.
+ */
+struct aq_control_meeting; /* opaque */
+enum aq_status aq_control_meeting_begin(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                                        uint64_t deadline_ns, struct aq_control_meeting **out);
+int aq_control_meeting_fd(const struct aq_control_meeting *meeting);
+short aq_control_meeting_events(const struct aq_control_meeting *meeting);
+enum aq_status aq_control_meeting_turn(struct aq_control_meeting *meeting, struct aq_control **out);
+void aq_control_meeting_end(struct aq_control_meeting *meeting);
 
 /* Raise this process's limit of descriptors to `count`, or to its hard limit: most systems start with 1024, and
  * allow more. Child processes inherit it. A limit that is too low is reported only where a descriptor is missing. */

@@ -117,11 +117,9 @@ static bool read_host(struct launcher *launcher, struct host *host)
     for (int i = 0; i < TURN_LINES && host->control; i++) {
         json_t *message;
         const enum aq_status status = aq_control_receive(host->control, 0, &message);
-        if (status == AQ_AGAIN) return false;
-        if (status != AQ_OK) {
-            host_lost(launcher, host, status);
-            return false;
-        }
+        const enum aq_status lost = status == AQ_AGAIN ? host->broken : status;
+        if (lost != AQ_OK) host_lost(launcher, host, lost, NULL);
+        if (status != AQ_OK) return false;
         launcher_event(launcher, host, message);
         json_decref(message);
     }
@@ -165,9 +163,9 @@ bool launcher_turn(struct launcher *launcher)
         fds[count++] = (struct pollfd){.fd = launcher->launch->signals, .events = POLLIN};
     for (uint32_t i = 0; i < launcher->host_count; i++) {
         struct aq_control *control = launcher->hosts[i].control;
-        if (control)
-            fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
-                                           .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
+        short events = control && aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN;
+        const int fd = control ? aq_control_fd(control) : launcher_reach_fd(&launcher->hosts[i], &events);
+        if (fd != -1) fds[count++] = (struct pollfd){.fd = fd, .events = events};
     }
     if (poll(fds, count, launcher->more ? 0 : tick_ms(launcher)) < 0 && errno != EINTR) {
         launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
@@ -179,6 +177,7 @@ bool launcher_turn(struct launcher *launcher)
         launcher->more |= read_host(launcher, &launcher->hosts[i]);
     watch_send(launcher);
     watch_look(launcher);
+    launcher_reach_turn(launcher);
     launcher_rounds_turn(launcher);
     launcher_starting(launcher);
     launcher_board(launcher);

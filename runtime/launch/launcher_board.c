@@ -17,11 +17,14 @@ static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
                                 : launcher->gone              ? AQ_PHASE_COMPUTE
                                 : stage->state == STAGE_READY ? AQ_PHASE_GO
                                                               : stage->phase;
+    const struct host *host = &launcher->hosts[stage->host];
+    const bool away = launcher->gone && !host->control;
     return (struct aq_board_rank){.lives = stage->state != STAGE_NONE && stage->state != STAGE_EXITED,
                                   .pid = stage->pid,
                                   .phase = phase,
                                   .phase_s = (double)(now - watched->changed_ns) * 1e-9,
                                   .silent_s = watched->watched ? (double)(now - watched->heard_ns) * 1e-9 : 0,
+                                  .away_s = away ? (double)(now - host->reach.lost_ns) * 1e-9 : 0,
                                   .step = stage->step,
                                   .mark = stage->mark};
 }

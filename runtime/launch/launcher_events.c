@@ -468,7 +468,17 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
     char who[RANK_NAME_BYTES];
     /* A replica that returns may have its files elsewhere: then all go back to the checkpoint before. */
     if (message->failed.checkpoint == 0 && launcher_rounds_lose(launcher, rank, text)) return;
-    if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
+    rank_name(launcher, rank, who);
+    const bool enters = launcher->rounds.replicas[rank / launcher->launch->stages].state == REPLICA_ENTERS;
+    const bool noted =
+        message->failed.checkpoint > 0 && enters
+            ? launcher_fail(launcher, cause, status,
+                            "%s cannot read the checkpoint that another replica wrote for it, to return: "
+                            "checkpoint.path must be one folder that all hosts share (it is %.300s); all go back to "
+                            "the checkpoint before: %.400s",
+                            who, launcher->launch->checkpoint, text)
+            : launcher_fail(launcher, cause, status, "%s failed: %.800s", who, text);
+    if (!noted) return;
     launcher->result->unreadable = message->failed.checkpoint > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
 }
@@ -531,7 +541,7 @@ static void daemon_wrong(struct launcher *launcher, struct host *host, const cha
     va_end(arguments);
     launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "the daemon of %s breaks the protocol: %s",
                   host->address ? host->address : "this machine", text);
-    host_lost(launcher, host, AQ_PROTO);
+    host_lost(launcher, host, AQ_PROTO, NULL);
 }
 
 /* A line of the daemon itself. False: it is not one. */

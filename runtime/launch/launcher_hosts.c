@@ -69,38 +69,51 @@ static enum aq_status answer(struct launcher *launcher, const struct host *host,
     return status;
 }
 
-static enum aq_status take(struct launcher *launcher, struct host *host)
+enum aq_status host_ask(const struct launcher *launcher, struct aq_control *control, bool again)
 {
     const struct aq_launch *launch = launcher->launch;
-    const char *name = host->address ? host->address : "this machine";
+    return aq_control_send(
+        control, json_pack("{s:s, s:b, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op",
+                           "open", "probe", launch->probe, "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL,
+                           "version", AQ_VERSION, "plan_hash", aq_control_hex(launch->plan_hash), "resume_hash",
+                           aq_control_hex(launch->resume_hash), "id", aq_control_hex(launch->id), "run", launch->run,
+                           "checkpoint", launch->checkpoint, "cache", launch->cache, "resume",
+                           (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0 || again,
+                           "fresh", launch->fresh && !again, "beat_seconds", (double)launcher->beat_ns * 1e-9,
+                           "silence_seconds", (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
+}
+
+static const char *host_name(const struct host *host)
+{
+    return host->address ? host->address : "this machine";
+}
+
+enum aq_status host_answered(const struct launcher *launcher, struct host *host, const json_t *message)
+{
+    const bool opened = aq_control_is(message, "event", "opened");
+    host->beats = launcher->beat_ns > 0 && aq_control_bool_or(message, "beats", false);
+    if (!opened)
+        return aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not accept the job: %.300s", host_name(host),
+                       aq_control_text_or(message, "text", "it gives no reason"));
+    return aq_ssh_is(host->address) ? agent_check(host, aq_control_text_or(message, "version", "unknown")) : AQ_OK;
+}
+
+static enum aq_status take(struct launcher *launcher, struct host *host)
+{
     const bool agent = aq_ssh_is(host->address);
     json_t *message;
-    enum aq_status status = aq_control_send(
-        host->control,
-        json_pack("{s:s, s:b, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open",
-                  "probe", launch->probe, "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
-                  "plan_hash", aq_control_hex(launch->plan_hash), "resume_hash", aq_control_hex(launch->resume_hash),
-                  "id", aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
-                  launch->cache, "resume", (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0,
-                  "fresh", launch->fresh, "beat_seconds", (double)launcher->beat_ns * 1e-9, "silence_seconds",
-                  (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
+    enum aq_status status = host_ask(launcher, host->control, false);
     /* A daemon that has already ended may have sent the cause; one that never started has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
         status = answer(launcher, host, agent ? AGENT_OPEN_S : OPEN_S, &message);
     if (status == AQ_ABORTED) return status;
     if (agent && status != AQ_OK) return agent_why(host, status);
     if (status == AQ_TIMEOUT || status == AQ_CLOSED)
-        return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", name,
-                       host->address ? aq_status_text(status) : launch->daemon);
+        return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", host_name(host),
+                       host->address ? aq_status_text(status) : launcher->launch->daemon);
     AQ_TRY(status);
-    const bool opened = aq_control_is(message, "event", "opened");
-    host->beats = launcher->beat_ns > 0 && aq_control_bool_or(message, "beats", false);
+    status = host_answered(launcher, host, message);
     watch_heard(launcher, host);
-    if (!opened)
-        (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not accept the job: %.300s", name,
-                      aq_control_text_or(message, "text", "it gives no reason"));
-    status = opened ? AQ_OK : AQ_REFUSED;
-    if (opened && agent) status = agent_check(host, aq_control_text_or(message, "version", "unknown"));
     json_decref(message);
     return status;
 }
@@ -216,22 +229,9 @@ static void death_of(struct host *host, char *text, size_t bytes)
     }
 }
 
-void host_lost(struct launcher *launcher, struct host *host, enum aq_status status)
+/* Its workers die with it; no line will report their end. */
+static void end_stages(struct launcher *launcher, const struct host *host)
 {
-    char how[512] = "";
-    if (!host->control) return;
-    aq_control_close(host->control);
-    host->control = NULL;
-    aq_watch_host_gone(&launcher->watch, (uint32_t)(host - launcher->hosts));
-    if (host->pid > 0)
-        death_of(host, how, 96);
-    else
-        snprintf(how, sizeof how, "is out of reach (%s)", aq_status_text(status));
-    if (host->said > 0) agent_tail(host, how, sizeof how);
-    if (launcher_fail(launcher, CAUSE_OWN, status, "the %s of %s %s", host->said > 0 ? "agent" : "daemon",
-                      host->address ? host->address : "this machine", how))
-        launcher->result->transient = status != AQ_PROTO;
-    /* Its workers die with it; no line will report their end. */
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         struct stage *stage = &launcher->stages[r];
         if (&launcher->hosts[stage->host] != host || stage->state == STAGE_EXITED || stage->state == STAGE_NONE)
@@ -241,26 +241,47 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
     }
 }
 
-void host_send(struct launcher *launcher, struct host *host, json_t *message)
+void host_lost(struct launcher *launcher, struct host *host, enum aq_status status, const char *why)
+{
+    char how[512] = "", text[700];
+    if (!host->control) return;
+    aq_control_close(host->control);
+    host->control = NULL;
+    host->broken = AQ_OK;
+    aq_watch_host_gone(&launcher->watch, (uint32_t)(host - launcher->hosts));
+    if (host->pid > 0)
+        death_of(host, how, 96);
+    else
+        snprintf(how, sizeof how, "is out of reach (%s)", aq_status_text(status));
+    if (host->said > 0) agent_tail(host, how, sizeof how);
+    snprintf(text, sizeof text, "the %s of %s %s", host->said > 0 ? "agent" : "daemon", host_name(host),
+             why ? why : how);
+    end_stages(launcher, host);
+    if (status != AQ_PROTO && launcher_reach_lost(launcher, host, text)) return;
+    if (launcher_fail(launcher, CAUSE_OWN, status, "%s", text)) launcher->result->transient = status != AQ_PROTO;
+}
+
+void host_send(struct host *host, json_t *message)
 {
     if (!host->control) {
         json_decref(message);
         return;
     }
     const enum aq_status status = aq_control_send(host->control, message);
-    /* A daemon that has ended may have sent the cause: the loop still reads its lines, and then finds it lost. */
-    if (status != AQ_OK && status != AQ_CLOSED) host_lost(launcher, host, status);
+    /* The loop still reads its lines, of which one may have the cause, and then finds it lost. Not here: a list of
+     * ranks is being told something that those of a lost replica are not told. */
+    if (status != AQ_OK && status != AQ_CLOSED && host->broken == AQ_OK) host->broken = status;
 }
 
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message)
 {
-    host_send(launcher, &launcher->hosts[launcher->stages[rank].host], message);
+    host_send(&launcher->hosts[launcher->stages[rank].host], message);
 }
 
 void hosts_send(struct launcher *launcher, json_t *message)
 {
     for (uint32_t i = 0; i < launcher->host_count; i++)
-        host_send(launcher, &launcher->hosts[i], json_incref(message));
+        host_send(&launcher->hosts[i], json_incref(message));
     json_decref(message);
 }
 
@@ -268,6 +289,7 @@ void hosts_close(struct launcher *launcher)
 {
     for (uint32_t i = 0; i < launcher->host_count; i++) {
         struct host *host = &launcher->hosts[i];
+        launcher_reach_close(host);
         if (host->control) (void)aq_control_flush(host->control, aq_clock_after(second_ns));
         aq_control_close(host->control);
         host->control = NULL;

@@ -18,12 +18,24 @@
 /* Failures that are a neighbour's word for another's end are worse causes than failures of one's own. */
 enum cause_class { CAUSE_NONE = 0, CAUSE_ECHO = 1, CAUSE_OWN = 2 };
 
+enum { REACH_WHY_BYTES = 400 };
+
 struct host {
     const char *address;        /* NULL: the private daemon */
     struct aq_control *control; /* NULL: gone */
     pid_t pid;                  /* of a private daemon, or of ssh; 0: none, or reaped */
     int said;                   /* ssh's standard error, a file in memory; 0: no ssh */
     bool beats;                 /* it sends beats                      */
+    enum aq_status broken;      /* it cannot be sent to: lost when its lines were read; AQ_OK: it can */
+    struct host_reach {
+        struct aq_control_meeting *meeting; /* a try that is under way: being greeted; NULL: not           */
+        struct aq_control *control;         /* then: greeted, and asked to take the job; NULL: not         */
+        uint64_t deadline_ns;               /* of its answer                                               */
+        uint64_t due_ns;                    /* of the next try                                             */
+        uint64_t lost_ns;                   /* since when, by the watch's clock                            */
+        uint32_t tries;                     /* since it was lost                                           */
+        char why[REACH_WHY_BYTES];          /* what the user was told last of why it cannot be; "": nothing */
+    } reach;                                /* without `control`: launcher_reach.c                         */
 };
 
 enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE_EXITED };
@@ -60,6 +72,7 @@ struct stage {
 enum replica_state {
     REPLICA_TRAINS = 0,
     REPLICA_ENDS,   /* lost; its processes are being ended */
+    REPLICA_AWAY,   /* lost; they have ended, and a daemon that is to start the new ones is out of reach */
     REPLICA_STARTS, /* lost; new processes open what needs no weights, and wait for a round's end */
     REPLICA_ENTERS, /* counts from that round on; its processes start from the round's checkpoint */
     REPLICA_GONE    /* lost, and does not return: all go back to the next round's checkpoint */
@@ -71,7 +84,7 @@ struct launcher_replica {
     bool member;          /* it was named in the newest round, or none was named yet */
     uint64_t from;        /* its lines count after this step */
     uint32_t tries;       /* starts since it was a member */
-    uint64_t deadline_ns; /* of REPLICA_ENDS, REPLICA_STARTS and REPLICA_ENTERS, by the watch's clock */
+    uint64_t deadline_ns; /* of REPLICA_ENDS, AWAY, STARTS and ENTERS, by the watch's clock */
     uint64_t go_ns;       /* 1 + when, by the same clock, it was told to train again; 0: never */
     /* reduce.steps: speed (launcher_steps.c). */
     struct launcher_share {
@@ -142,13 +155,29 @@ struct launcher {
 enum aq_status hosts_open(struct launcher *launcher);
 enum aq_status hosts_start(struct launcher *launcher);
 enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns); /* one rank's worker */
-void host_lost(struct launcher *launcher, struct host *host, enum aq_status status);
+/* why: the rest of a sentence that begins with the daemon; NULL: by the status. Only its replicas are lost, or it is
+ * the run's cause. */
+void host_lost(struct launcher *launcher, struct host *host, enum aq_status status, const char *why);
 void hosts_close(struct launcher *launcher);
-/* Takes the reference; a daemon that cannot be reached is a cause. */
-void host_send(struct launcher *launcher, struct host *host, json_t *message);
-/* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
+/* Ask a daemon over this channel to take the job (again: only a part of it was lost), and take its answer. */
+enum aq_status host_ask(const struct launcher *launcher, struct aq_control *control, bool again);
+enum aq_status host_answered(const struct launcher *launcher, struct host *host, const json_t *message);
+/* Takes the reference; a daemon that cannot be reached is lost soon. */
+void host_send(struct host *host, json_t *message);
+/* To the daemon that has the stage; takes the reference. */
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
 void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
+
+/*
+ * launcher_reach.c: a daemon that is lost while other replicas train (reduce.patience). lost: false: that is the whole
+ * run's loss. turn: tries are begun and go on. all: is every daemon of the replica here? fd: of a try that is under
+ * way, with the events to poll it for; -1: none is. close: no more tries.
+ */
+bool launcher_reach_lost(struct launcher *launcher, struct host *host, const char *why);
+void launcher_reach_turn(struct launcher *launcher);
+bool launcher_reach_all(const struct launcher *launcher, uint32_t replica);
+int launcher_reach_fd(const struct host *host, short *events);
+void launcher_reach_close(struct host *host);
 
 /* launcher_ssh.c: of a host ssh://... -- start ssh with an agent behind it, whose control channel is host->control. */
 enum aq_status agent_start(struct host *host);
@@ -227,6 +256,7 @@ bool launcher_rounds_due(const struct launcher *launcher, uint64_t step); /* doe
 void launcher_rounds_came(struct launcher *launcher, uint32_t rank, uint64_t step);
 void launcher_rounds_averaged(struct launcher *launcher, uint32_t rank, bool whole, uint64_t ended);
 bool launcher_rounds_lose(struct launcher *launcher, uint32_t rank, const char *why);
+bool launcher_rounds_held(const struct launcher *launcher); /* does the round's end wait for a replica to return? */
 void launcher_rounds_turn(struct launcher *launcher);
 void launcher_rounds_marked(struct launcher *launcher, uint64_t step);
 bool launcher_is_dropped(const struct launcher *launcher, uint64_t step); /* the checkpoint of this step */
@@ -257,14 +287,16 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
 
 /*
  * launcher_return.c: how a lost replica returns. begin: it was just lost; its processes are ended, or it does not
- * return. exited: this rank's process has ended; true: that is no loss. ready: this rank is, while others train. waits:
- * is it where it can enter? may: will it return by itself? enter: the round that ends with this step was its last one
- * without; its ranks are told when the checkpoint is complete (told). stay: it is broken off, so they wait for a later
- * one. turn: has one taken too long? is_late: has a replica that is missed at a round's end, where the first came at
- * first_ns, taken more than the patience since then, and since it was told to train again?
+ * return. exited: this rank's process has ended; true: that is no loss. reached: a daemon answers again. ready: this
+ * rank is, while others train. waits: is it where it can enter? may: will it return by itself? enter: the round that
+ * ends with this step was its last one without; its ranks are told when the checkpoint is complete (told). stay: it is
+ * broken off, so they wait for a later one. turn: has one taken too long? is_late: has a replica that is missed at a
+ * round's end, where the first came at first_ns, taken more than the patience since then, and since it was told to
+ * train again?
  */
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
+void launcher_return_reached(struct launcher *launcher);
 void launcher_return_ready(struct launcher *launcher, uint32_t rank);
 bool launcher_return_waits(const struct launcher *launcher, uint32_t replica);
 bool launcher_return_may(const struct launcher *launcher, uint32_t replica);

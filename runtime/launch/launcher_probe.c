@@ -134,11 +134,9 @@ static void read_host(struct probe *probe, struct host *host)
     for (int i = 0; i < TURN_LINES && host->control && launcher->cause == CAUSE_NONE; i++) {
         json_t *message;
         const enum aq_status status = aq_control_receive(host->control, 0, &message);
-        if (status == AQ_AGAIN) return;
-        if (status != AQ_OK) {
-            host_lost(launcher, host, status);
-            return;
-        }
+        const enum aq_status lost = status == AQ_AGAIN ? host->broken : status;
+        if (lost != AQ_OK) host_lost(launcher, host, lost, NULL);
+        if (status != AQ_OK) return;
         (void)probe_event(probe, host, message);
         json_decref(message);
     }

@@ -4,15 +4,18 @@
  *     TRAINS --lost--> ENDS --all its processes have ended--> STARTS --a round ends without it--> ENTERS --> TRAINS
  *                       ^                                       |                                  |
  *                       +---------------- a process fails ------+----------------------------------+
+ *     ENDS --they have ended, and a daemon of it is out of reach--> AWAY --the daemon answers--> STARTS
  *     ENDS, STARTS, ENTERS --launch->returns starts in a row, or too slow--> GONE
  *     ENTERS --the checkpoint that it was to read is broken off--> STARTS
  *
- * ENDS: its other processes are of no use without the lost one. Each gets SIGKILL, so that one that is stopped ends,
- * too. STARTS: the new ones open devices and data, and then need weights. Those exist at the end of a round: there the
- * checkpoint that follows a round without a replica has its files, written by the first member (launcher_rounds.c).
- * ENTERS: it counts from the next step on, as any other replica: its processes read that checkpoint, link up among
- * themselves and train the round. Links to the other replicas are made at the round's end, when all have come there.
- * GONE: the next round without it is the last one of these processes, as before there was a way to return.
+ * ENDS: its other processes are of no use without the lost one. Each gets SIGKILL, so that one that is stopped
+ * ends, too. AWAY: a daemon that had some of them was lost, and is tried again (launcher_reach.c), however long
+ * that takes; only a round that cannot end without the replica waits no longer than for a start. STARTS: the new
+ * ones open devices and data, and then need weights. Those exist at the end of a round: there the checkpoint that
+ * follows a round without a replica has its files, written by the first member (launcher_rounds.c). ENTERS: it
+ * counts from the next step on, as any other replica: its processes read that checkpoint, link up among themselves
+ * and train the round. Links to the other replicas are made at the round's end, when all have come there. GONE: the
+ * next round without it is the last one of these processes, as before there was a way to return.
  *
  * So nobody waits for its start, and what it enters with is a file that a restart of all would read: the same bits. Its
  * message caches start empty, since no mark of that step is there.
@@ -46,16 +49,18 @@ static void forget_rank(struct launcher *launcher, uint32_t rank)
     launcher->ended--;
 }
 
+/* Its processes have ended: new ones start, where there are daemons for all. */
 static void start_again(struct launcher *launcher, uint32_t replica)
 {
     const uint32_t P = launcher->launch->stages;
     struct launcher_replica *of = &launcher->rounds.replicas[replica];
-    of->state = REPLICA_STARTS;
+    of->state = launcher_reach_all(launcher, replica) ? REPLICA_STARTS : REPLICA_AWAY;
+    if (of->state == REPLICA_AWAY) return;
     of->tries++;
     of->deadline_ns = launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         forget_rank(launcher, r);
-        if (host_start(launcher, r, true) != AQ_OK) return; /* the daemon is lost: a cause */
+        if (host_start(launcher, r, true) != AQ_OK) return; /* the run has a cause of failure */
     }
 }
 
@@ -95,10 +100,17 @@ bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, 
     return now + 1 - since > launcher->launch->bounds.patience_ns;
 }
 
+void launcher_return_reached(struct launcher *launcher)
+{
+    if (launcher->aborting || launcher->cause != CAUSE_NONE) return;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        if (launcher->rounds.replicas[w].state == REPLICA_AWAY) start_again(launcher, w);
+}
+
 bool launcher_return_may(const struct launcher *launcher, uint32_t replica)
 {
     const enum replica_state state = launcher->rounds.replicas[replica].state;
-    return state == REPLICA_ENDS || state == REPLICA_STARTS;
+    return state == REPLICA_ENDS || state == REPLICA_AWAY || state == REPLICA_STARTS;
 }
 
 bool launcher_return_waits(const struct launcher *launcher, uint32_t replica)
@@ -172,6 +184,8 @@ void launcher_return_turn(struct launcher *launcher)
     const uint64_t now = launcher->watch.clock.now_ns;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
         struct launcher_replica *of = &launcher->rounds.replicas[w];
+        if (of->state == REPLICA_AWAY && !launcher_rounds_held(launcher))
+            of->deadline_ns = now + launcher->launch->ready_ns_max;
         if (!launcher_return_may(launcher, w) || launcher_return_waits(launcher, w) || now <= of->deadline_ns) continue;
         aq_progress_say(launcher->launch->progress, "replica %u has not started again in time: it does not return", w);
         of->state = REPLICA_GONE;

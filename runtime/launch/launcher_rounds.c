@@ -247,6 +247,11 @@ static bool is_held(const struct launcher *launcher, uint64_t step)
     return false;
 }
 
+bool launcher_rounds_held(const struct launcher *launcher)
+{
+    return launcher->rounds.averaging && is_held(launcher, launcher->rounds.averaging);
+}
+
 /* Names the members of a round, or those that are left of them. */
 static void name_members(struct launcher *launcher, uint64_t step)
 {

@@ -14,7 +14,7 @@ void watch_send(struct launcher *launcher)
     if (launcher->beat_ns == 0 || aq_clock_ns() < launcher->beat_due_ns) return;
     launcher->beat_due_ns = aq_clock_after(launcher->beat_ns);
     for (uint32_t i = 0; i < launcher->host_count; i++)
-        if (launcher->hosts[i].beats) host_send(launcher, &launcher->hosts[i], json_pack("{s:s}", "op", "beat"));
+        if (launcher->hosts[i].beats) host_send(&launcher->hosts[i], json_pack("{s:s}", "op", "beat"));
 }
 
 void watch_heard(struct launcher *launcher, const struct host *host)
@@ -32,24 +32,16 @@ void watch_beat(struct launcher *launcher, const struct aq_message *message)
                         beat->phase < AQ_PHASES ? (enum aq_phase)beat->phase : AQ_PHASE_START);
 }
 
-static const char *host_name(const struct host *host)
-{
-    return host->address ? host->address : "this machine";
-}
-
 static void host_is_silent(struct launcher *launcher, const struct aq_watch_finding *finding)
 {
     struct host *host = &launcher->hosts[finding->number];
-    char pid[32] = "";
-    if (host->pid > 0) snprintf(pid, sizeof pid, " (pid %d)", (int)host->pid);
-    const bool noted =
-        launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT,
-                      "the daemon of %s%s has been silent for %.1f s (control.silence_max %.1f s): it is stopped, "
-                      "hangs or is out of reach",
-                      host_name(host), pid, (double)finding->since_ns * 1e-9, (double)finding->limit_ns * 1e-9);
+    char pid[32] = "", why[200];
+    if (host->pid > 0) snprintf(pid, sizeof pid, "(pid %d) ", (int)host->pid);
+    snprintf(why, sizeof why,
+             "%shas been silent for %.1f s (control.silence_max %.1f s): it is stopped, hangs or is out of reach", pid,
+             (double)finding->since_ns * 1e-9, (double)finding->limit_ns * 1e-9);
     if (host->pid > 0) kill(host->pid, SIGKILL); /* its workers die with it */
-    host_lost(launcher, host, AQ_TIMEOUT);
-    if (noted) launcher->result->transient = true;
+    host_lost(launcher, host, AQ_TIMEOUT, why);
 }
 
 static void stage_is_silent(struct launcher *launcher, const struct aq_watch_finding *finding)

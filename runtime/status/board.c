@@ -119,8 +119,8 @@ enum aq_status aq_board_open(struct aq_board **out)
         return status;
     }
     struct aq_board_view *view = &board->view;
-    view->loss = view->lr = view->grad_norm = view->seconds = view->speed = view->time = view->heldout =
-        view->left_s = (double)NAN;
+    view->loss = view->lr = view->grad_norm = view->seconds = view->speed = view->time = view->heldout = view->left_s =
+        (double)NAN;
     for (int i = 0; i < AQ_STEP_FIGURES; i++)
         view->figures[i] = (double)NAN;
     for (uint32_t r = 0; r < AQ_JOB_RANKS_MAX; r++)
@@ -296,6 +296,12 @@ void aq_board_stopping(struct aq_board *board)
     aq_mutex_unlock(board->mutex);
 }
 
+const char *aq_board_does(const struct aq_board_rank *rank)
+{
+    if (rank->lives) return aq_phase_text(rank->phase);
+    return rank->away_s > 0 ? "waits for its daemon, which is out of reach" : "is not there";
+}
+
 void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count)
 {
     if (!board) return;
@@ -308,6 +314,7 @@ void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, u
         to->phase = ranks[r].phase;
         to->phase_s = ranks[r].phase_s;
         to->silent_s = ranks[r].silent_s;
+        to->away_s = ranks[r].away_s;
         to->step = ranks[r].step;
         to->mark = ranks[r].mark;
         if (ranks[r].mark < mark) mark = ranks[r].mark;

@@ -68,6 +68,7 @@ struct aq_board_rank {
     int pid;
     enum aq_phase phase;
     double phase_s, silent_s;                              /* for so long; since its daemon's last word of it */
+    double away_s;                                         /* since its daemon was lost; 0: it is not         */
     uint64_t step, mark;                                   /* newest that it has reported, and has a checkpoint of */
     double seconds;                                        /* of its last step; NaN: none yet                      */
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
@@ -137,10 +138,13 @@ void aq_board_line(struct aq_board *board, const json_t *line);
 /* Sets the phase from now on; "" or NULL: none in particular. */
 void aq_board_phase(struct aq_board *board, const char *text);
 
+/* What it does, in words. */
+const char *aq_board_does(const struct aq_board_rank *rank);
+
 /* A stop was asked for. */
 void aq_board_stopping(struct aq_board *board);
 
-/* Every rank's `lives`, `pid`, `doing`, `phase_s`, `silent_s`, `step` and `mark`; the rest of it is left. */
+/* Every rank's `lives`, `pid`, `doing`, `phase_s`, `silent_s`, `away_s`, `step` and `mark`; the rest of it is left. */
 void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count);
 
 /* A split-server's rounds and clients, and what it waits for ("": it trains). */

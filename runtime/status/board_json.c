@@ -25,12 +25,11 @@ static json_t *rank_of(const struct aq_board_view *view, uint32_t r)
         json_object_set_new(all, aq_board_way_name((enum aq_board_way)i), aq_control_number(rank->bytes_all[i]));
     }
     return json_pack("{s:i, s:i, s:b, s:i, s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "replica", (int)(r / P),
-                     "stage", (int)(r % P), "lives", (int)rank->lives, "pid", rank->pid, "doing",
-                     rank->lives ? aq_phase_text(rank->phase) : "is not there", "doing_seconds",
-                     aq_control_number(rank->phase_s), "silent_seconds", aq_control_number(rank->silent_s), "step",
-                     (json_int_t)rank->step, "checkpoint", (json_int_t)rank->mark, "seconds",
-                     aq_control_number(rank->seconds), "parts", parts, "cut", gauges, "step_bytes", bytes, "bytes",
-                     all);
+                     "stage", (int)(r % P), "lives", (int)rank->lives, "pid", rank->pid, "doing", aq_board_does(rank),
+                     "doing_seconds", aq_control_number(rank->phase_s), "silent_seconds",
+                     aq_control_number(rank->silent_s), "step", (json_int_t)rank->step, "checkpoint",
+                     (json_int_t)rank->mark, "seconds", aq_control_number(rank->seconds), "parts", parts, "cut", gauges,
+                     "step_bytes", bytes, "bytes", all);
 }
 
 static json_t *with_waits(const struct aq_board_rank *rank, json_t *out)

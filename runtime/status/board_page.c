@@ -251,7 +251,7 @@ static void map(const struct aq_board_view *view, struct aq_text *out)
             aq_text_xml(out, rank->host);
             aq_text_add(out, "</span>");
         }
-        aq_text_add(out, "<small>%s</small>", rank->lives ? aq_phase_text(rank->phase) : "is not there");
+        aq_text_add(out, "<small>%s</small>", aq_board_does(rank));
         if (isfinite(works)) aq_text_add(out, "<small>computes %.0f %%</small>", fmin(works, 1) * 100);
         aq_text_add(out, "</div>");
         if (r % view->stages + 1 < view->stages && r + 1 < view->ranks) map_link(view, r, out);
@@ -274,8 +274,7 @@ static void stages(const struct aq_board_view *view, struct aq_text *out)
         const struct aq_board_rank *rank = &view->rank[r];
         aq_text_add(out, "<tr><td>%s</td><td>", aq_board_rank_name(view, r, name));
         bar(rank, out);
-        aq_text_add(out, "</td><td class=\"l\">%s</td><td>%s</td><td>%llu</td><td>",
-                    rank->lives ? aq_phase_text(rank->phase) : "is not there",
+        aq_text_add(out, "</td><td class=\"l\">%s</td><td>%s</td><td>%llu</td><td>", aq_board_does(rank),
                     rank->lives ? span(rank->phase_s, since) : "&ndash;", (unsigned long long)rank->step);
         if (rank->pid > 0)
             aq_text_add(out, "%d</td></tr>\n", rank->pid);

@@ -549,6 +549,24 @@ static void test_a_slow_checkpoint_does_not_mind_who_enters(void **state)
     }
 }
 
+/* Its host does not have the file that another replica wrote for it. */
+static void test_a_return_without_a_shared_folder_says_so(void **state)
+{
+    (void)state;
+    launch.returns = 1;
+    begin_rounds(NEVER_NS);
+    lose_first(5);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+    start_first();
+    train_rounds(1, 8);
+    all_mark(P, 8);
+    say(1, "{\"event\":\"failed\",\"status\":\"notfound\",\"text\":\"there is no file\",\"checkpoint\":8}");
+    assert_non_null(strstr(result.cause, "checkpoint.path must be one folder that all hosts share"));
+    assert_non_null(strstr(result.cause, "there is no file"));
+    assert_true(result.unreadable && result.transient);
+}
+
 static void test_a_replica_with_an_old_state_is_refused(void **state)
 {
     static const struct {
@@ -698,6 +716,7 @@ int main(void)
         TEST(test_a_lost_replica_returns),
         TEST(test_a_step_ends_without_a_replica_and_waits_for_one_that_enters),
         TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
+        TEST(test_a_return_without_a_shared_folder_says_so),
         TEST(test_a_replica_with_an_old_state_is_refused),
         TEST(test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint),
         TEST(test_the_last_round_but_one_waits_for_a_replica_that_returns),
