@@ -2,8 +2,9 @@
  * capture.c -- split.capture: what a server of split learning sees of a client, written down for tools/split-audit.
  *
  * A part of the worker (worker_parts.h): a file of activations and gradients as the server's stage got them, decoded,
- * before it computes with them. It is a copy of private features, so both ends' manifests must ask for it. The layout
- * is docs/FORMAT.md, "What a server saw". The file is <run>/seen/<step>.bin; `step` is the stage's first one.
+ * before it computes with them, and how each image was seen that was cropped or flipped (data.augment). It is a copy of
+ * private features, so both ends' manifests must ask for it. The layout is docs/FORMAT.md, "What a server saw". The
+ * file is <run>/seen/<step>.bin; `step` is the stage's first one.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,7 +14,10 @@
 #include "aqsgd/base/file.h"
 #include "worker_parts.h"
 
-enum kind { ACTIVATION = 1, GRADIENT = 2, HELDOUT = 3 };
+enum kind { ACTIVATION = 1, GRADIENT = 2, HELDOUT = 3, VIEW = 4 };
+
+/* Of a file's head. */
+enum flag { PADDED = 1, AUGMENTED = 2 };
 
 struct record {
     enum kind kind;
@@ -39,8 +43,19 @@ struct part {
  *   24  8  sample
  *   32     values      rows times columns, fp32
  */
-enum { HEAD_BYTES = 16, RECORD_BYTES = 32, NAME_BYTES = 40 };
-static const char head[HEAD_BYTES + 1] = "aqpipe seen 1\n\0";
+enum { HEAD_BYTES = 16, RECORD_BYTES = 32, NAME_BYTES = 40, FLAGS_AT = 14 };
+static const char head[HEAD_BYTES + 1] = "aqpipe seen 2\n\0";
+
+/* Of a VIEW: aq_view. Places of holes are 32 bits wide, which a float does not hold: upper half, lower half. */
+enum {
+    VIEW_DOWN,
+    VIEW_RIGHT,
+    VIEW_FLIPPED,
+    VIEW_HOLE,
+    VIEW_HOLE_DOWN,
+    VIEW_HOLE_RIGHT = VIEW_HOLE_DOWN + 2,
+    VIEW_VALUES = VIEW_HOLE_RIGHT + 2
+};
 
 static void put(unsigned char *at, uint64_t value, int bytes)
 {
@@ -56,12 +71,15 @@ static enum aq_status write_to(struct part *part, const void *bytes, size_t coun
 
 static enum aq_status file_open(struct part *part, const char *run, uint64_t step, uint64_t bytes_max)
 {
-    char name[NAME_BYTES];
+    char name[NAME_BYTES], flagged[HEAD_BYTES];
     snprintf(name, sizeof name, "seen/%" PRIu64 ".bin", step);
+    memcpy(flagged, head, sizeof flagged);
+    flagged[FLAGS_AT] =
+        (char)((part->job->split.pad ? PADDED : 0) | (aq_augment_any(&part->job->data.augment) ? AUGMENTED : 0));
     AQ_TRY(aq_file_make_folder(run, "seen"));
     AQ_TRY(aq_file_open(run, name, AQ_FILE_ANEW, &part->fd));
     part->bytes_left = bytes_max > HEAD_BYTES ? bytes_max - HEAD_BYTES : 0;
-    return write_to(part, head, HEAD_BYTES);
+    return write_to(part, flagged, sizeof flagged);
 }
 
 static void part_close(void *self)
@@ -93,6 +111,24 @@ static enum aq_status record_add(struct part *part, const struct record *record,
     part->bytes_left -= RECORD_BYTES + count;
     part->records++;
     return AQ_OK;
+}
+
+/* How the client saw that image, in front of its activation. The server knows it: a view follows from the seed. */
+static enum aq_status view_add(struct part *part, const struct aq_edge_batch *batch, uint32_t i, uint64_t sample)
+{
+    const struct aq_view *view = &batch->views[i];
+    const struct record record = {
+        .kind = VIEW, .rows = 1, .columns = VIEW_VALUES, .step = batch->step, .sample = sample};
+    float values[VIEW_VALUES];
+    values[VIEW_DOWN] = view->down;
+    values[VIEW_RIGHT] = view->right;
+    values[VIEW_FLIPPED] = view->flipped;
+    values[VIEW_HOLE] = (float)view->hole;
+    values[VIEW_HOLE_DOWN] = (float)(view->hole_down >> 16);
+    values[VIEW_HOLE_DOWN + 1] = (float)(view->hole_down & 0xffff);
+    values[VIEW_HOLE_RIGHT] = (float)(view->hole_right >> 16);
+    values[VIEW_HOLE_RIGHT + 1] = (float)(view->hole_right & 0xffff);
+    return record_add(part, &record, values);
 }
 
 static bool part_wanted(const struct aq_plan *plan, uint32_t rank)
@@ -128,6 +164,7 @@ static enum aq_status capture(struct part *part, enum kind kind, const struct aq
                                       .columns = shape->columns,
                                       .step = batch->step,
                                       .sample = batch->sample_ids[i] - skip};
+        if (kind == ACTIVATION && batch->views) AQ_TRY(view_add(part, batch, i, record.sample));
         AQ_TRY(record_add(part, &record, at + i * each));
     }
     return AQ_OK;

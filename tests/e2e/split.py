@@ -444,12 +444,12 @@ def scenario_split_privacy_frozen():
     no_workers("split_privacy_frozen")
 
 
-def seen(folder):
-    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md."""
+def seen(folder, flags=0):
+    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md. flags: of the files' heads."""
     found = []
     for path in sorted((ROOT / folder / "seen").glob("*.bin"), key=lambda path: int(path.stem)):
         data, at = path.read_bytes(), 16
-        check(data[:16] == b"aqpipe seen 1\n\0\0", f"{path} begins with {data[:16]}")
+        check(data[:16] == b"aqpipe seen 2\n" + bytes([flags, 0]), f"{path} begins with {data[:16]}")
         while at < len(data):
             kind, rows, columns, zero, step, sample = struct.unpack_from("<IIIIQQ", data, at)
             check(zero == 0 and at + 32 + 4 * rows * columns <= len(data), f"{path}: byte {at}")

@@ -1,5 +1,6 @@
 """tools/split-audit on conversations and on images of one's own, with what `aqpipe split-client --samples` wrote of the captured job."""
 import json
+import math
 import pathlib
 import random
 import struct
@@ -11,7 +12,7 @@ from jobs import aqpipe, check, manifest, no_workers
 from kit import ROOT
 from own_images import SHAPES, images
 from own_images import job as of_images
-from split import begin, whole
+from split import begin, seen, split, whole
 from split_lengths import PLAIN, turns
 from tables import job as of_table
 from tables import table
@@ -19,6 +20,7 @@ from tables import table
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools/split-audit"
 PYTHON = "/usr/bin/python3"  # the one that Debian's NumPy and PyYAML are of
 NOISE = {"split.privacy.clip": 5, "split.privacy.noise": 2, "split.privacy.gradient_clip": 0.01, "split.privacy.gradient_noise": 10}
+PADDED = {"data.pack": "false", "split.pad": "true"}
 SEEN = {"split.capture": "256MiB", "split.collect": "false", "split.rounds": 1, "split.epochs": 2}
 
 
@@ -64,6 +66,71 @@ def leaks(found):
     return {attack for attack, line in found.items() if line["verdict"] == "leaks"}
 
 
+def waves(name, seed, count):
+    """CIFAR-10's records: images of a few waves, which are such ones wherever they are cut, and flipped, too."""
+    draw, out = random.Random(seed), bytearray()
+    for _ in range(count):
+        label = draw.randrange(10)
+        out.append(label)
+        for _ in range(3):
+            parts = [(draw.uniform(0, 40), fy * math.tau / 32, fx * math.tau / 32, draw.uniform(0, math.tau)) for fy in (0, 1) for fx in (-1, 0, 1)]
+            out += bytes(max(0, min(255, round(128 + sum(high * math.cos(fy * y + fx * x + phase) for high, fy, fx, phase in parts)))) for y in range(32) for x in range(32))
+    (ROOT / f"{name}.bin").write_bytes(out)
+
+
+def rewrite_views(folder, change):
+    """change: a function of a view's eight numbers."""
+    for path in (folder / "seen").glob("*.bin"):
+        data, at = bytearray(path.read_bytes()), 16
+        while at < len(data):
+            kind, rows, columns = struct.unpack_from("<III", data, at)
+            if kind == 4:
+                struct.pack_into("<8f", data, at + 32, *change(*struct.unpack_from("<8f", data, at + 32)))
+            at += 32 + 4 * rows * columns
+        path.write_bytes(data)
+
+
+def scenario_split_audit_views():
+    """Images that are cropped, flipped and holed at random: what the audit compares with is the view that was sent. With the views of other visits it finds less."""
+    if subprocess.run([PYTHON, "-c", "import numpy, yaml"], capture_output=True).returncode:
+        print("skipped: NumPy or PyYAML is not there")
+        sys.exit(77)
+    begin("a")
+    waves("a", 1, 260)
+    waves("others", 2, 130)
+    tool("--data", ROOT / "a.bin", "--make", ROOT / "others.bin", ROOT / "test.bin")
+    keys = {**PLAIN, **SEEN, "data.augment.crop": 4, "data.augment.flip": "true", "data.augment.cutout": 4}
+    for name, more in (("views", {}), ("views-noise", NOISE)):
+        found, page = audit(name, split(name, **{**keys, **more}), "bin")
+        check(len(found) == 5 and "260 training samples, each an image" in page and "cropped by up to 4 pixels, flipped, a hole of 4 pixels" in page, f"{name}: {found} {page}")
+        check(leaks(found) >= {"inversion", "label-cosine"} if not more else not leaks(found), f"{name}: {found}")
+        got = seen(f"{name}/clients/a", flags=2)
+        pairs = [(view, activation) for view, activation in zip(got, got[1:]) if activation[0] == 1]
+        check(len(pairs) == 520 and all(view[0] == 4 and view[3:5] == activation[3:5] for view, activation in pairs) and sum(line[0] == 4 for line in got) == 520, f"{name}: views")
+        numbers = [view[5] for view, _ in pairs]
+        check({each[0] for each in numbers} == {each[1] for each in numbers} == set(range(-4, 5)) and {each[2:4] for each in numbers} == {(0, 4), (1, 4)}, f"{name}: {numbers}")
+        if not more:
+            found_views = found
+    by_records = tool(ROOT / "views/clients/a", "--data", ROOT / "a.bin", "--heldout", ROOT / "test.bin", "--json").stdout
+    by_records = {line["attack"]: line for line in map(json.loads, by_records.splitlines())}
+    check(abs(by_records["inversion"]["value"] - found_views["inversion"]["value"]) < 1e-3, f"{by_records}, with --samples {found_views}")
+    kept = (ROOT / "views/clients/a/seen/0.bin").read_bytes()
+    for name, change in (("down", lambda down, *of: (-down, *of)), ("right", lambda down, right, *of: (down, -right, *of)), ("flip", lambda down, right, flipped, *of: (down, right, 1 - flipped, *of)),
+                         ("whole", lambda *of: (0,) * 8)):
+        rewrite_views(ROOT / "views/clients/a", change)
+        said = tool(ROOT / "views/clients/a", "--samples", ROOT / "views.samples", "--json", want=(0, 1, 3)).stdout
+        value = {line["attack"]: line for line in map(json.loads, said.splitlines())}["inversion"]["value"]
+        print(f"{name}: inversion: {value:.3f}", flush=True)
+        check(value < found_views["inversion"]["value"] - 0.1, f"{name}: {value} with other views, {found_views['inversion']}")
+        (ROOT / "views/clients/a/seen/0.bin").write_bytes(kept)
+    for name, bad, text in (("view", kept[:16] + struct.pack("<I", 3) + kept[20:], "without its image's view"),
+                            ("numbers", kept[:48] + struct.pack("<f", 0.5) + kept[52:], "no view of an image"), ("old", b"aqpipe seen 1" + kept[13:], "an older program")):
+        (ROOT / "views/clients/a/seen/0.bin").write_bytes(bad)
+        done = tool(ROOT / "views/clients/a", "--samples", ROOT / "views.samples", want=(2,))
+        check(text in done.stderr and done.stderr.count("\n") == 1, f"{name}: {done.returncode} {done.stderr}")
+    no_workers("split_audit_views")
+
+
 def scenario_split_audit_kinds():
     """As they are conversations, packed or not, and images are read, and members are known; of noise nothing is. Damaged files of samples are refused."""
     if subprocess.run([PYTHON, "-c", "import numpy, yaml"], capture_output=True).returncode:
@@ -75,12 +142,18 @@ def scenario_split_audit_kinds():
     tool("--data", ROOT / "a.jsonl", "--make", ROOT / "others.jsonl", ROOT / "test.jsonl")
     keys = {**PLAIN, **turns("splitfed1"), **SEEN, "data.kind": "instruct", "data.train": ROOT / "a.jsonl", "data.heldout": ROOT / "test.jsonl", "data.train_samples_max": 0,
             "data.heldout_samples_max": 0, "train.T": 48, "model.context": 48, "train.batch": 16, "train.micro_batch": 4, "train.lr": "1e-4"}
-    for name, more in (("packed", {}), ("each", {"data.pack": "false"}), ("noise", NOISE)):
+    all_found = {}
+    for name, more in (("packed", {}), ("each", {"data.pack": "false"}), ("noise", NOISE), ("padded", PADDED), ("padded-noise", {**PADDED, **NOISE})):
         found, page = audit(name, manifest(name, **{**keys, **more}), "jsonl")
-        check(len(found) == 5 and page.count("| Can ") == 5, f"{name}: {found}")
-        wanted = {"token-decoder", "membership", "label-cosine"} if name != "noise" else set()
+        all_found[name], attacks = found, 6 if "padded" in name else 5
+        check(len(found) == attacks and page.count("| Can ") == attacks, f"{name}: {found}")
+        wanted = {"token-decoder", "membership", "label-cosine", *(["padding-zeros"] if name == "padded" else [])} if "noise" not in name else set()
         check(leaks(found) >= wanted and (wanted or not leaks(found)), f"{name}: {found}")
-        check(("in which 320 conversations are packed" in page) == (name != "each") and "the length of every text in tokens" in page, f"{name}: {page}")
+        check(("in which 320 conversations are packed" in page) == (name in ("packed", "noise")) and "the length of every text in tokens" in page, f"{name}: {page}")
+        check(("split.pad` is on" in page) == (attacks == 6), f"{name}: {page}")
+    # Padding is no text: with it and without it the attacks on tokens and on labels have the same rows, and so the same figures.
+    for attack in ("token-decoder", "label-norm", "label-cosine", "label-zeros"):
+        check(all_found["padded"][attack] == all_found["each"][attack], f"{attack}: {all_found['padded'][attack]}, and without padding {all_found['each'][attack]}")
 
     images("a", 1, 260, SHAPES[:2])
     images("others", 2, 130, SHAPES[:2])

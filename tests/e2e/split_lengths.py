@@ -348,7 +348,7 @@ def scenario_split_pad():
     for tag, keys in (("bare", {}), ("noised", noise)):
         whole(job(f"seen-{tag}", **{**PLAIN, **turns(), **pad, **keys, "split.capture": "64MiB"}), "a", data="train", kind="tsv")
         found = {}
-        for kind, rows, columns, _, sample, values in seen(f"seen-{tag}/clients/a"):
+        for kind, rows, columns, _, sample, values in seen(f"seen-{tag}/clients/a", flags=1):
             check(rows == 32, f"{tag}: sample {sample} has {rows} rows")
             if kind == 2:
                 found[sample] = sum(any(values[row * columns:(row + 1) * columns]) for row in range(rows))

@@ -119,17 +119,20 @@ class Known:
                 return names[net(torch.from_numpy(((asked - centre) / scale).astype(np.float32))).argmax(1).numpy()]
         return guess
 
-    def decoder_attack(self, sent, truth, threshold, gain, draw):
-        """(value, threshold, positive, shuffled, of, untrained). Positive: both sides have a vector of each token added."""
-        tokens, asked = np.concatenate(self.public), self.windows(sent)
+    def decoder_attack(self, sent, own, truth, threshold, gain, draw):
+        """(value, threshold, positive, shuffled, of, untrained). own: which rows of `sent` are of a token. Positive: both sides have a vector of each token added."""
+        tokens, asked = np.concatenate(self.public), self.windows(sent)[own]
         known = self.activations(self.public)
         rows, columns = self.windows(known), sent[0].shape[1]
         codes = draw.standard_normal((int(max(tokens.max(), truth.max())) + 1, columns))
 
         def marked(matrices, ids):
-            """The own vector of each token in place of its activation."""
-            ends = np.cumsum([len(each) for each in matrices])[:-1]
-            return self.windows(np.split(codes[ids], ends))
+            """The own vector of each token in place of its activation; padding has none."""
+            ends = np.cumsum([len(each) for each in matrices])
+            places = np.ones(ends[-1], bool) if matrices is known else own
+            vectors = np.zeros((ends[-1], columns))
+            vectors[places] = codes[ids]
+            return self.windows(np.split(vectors, ends[:-1]))[places]
         value = gain(self.learn(rows, tokens, self.seed)(asked), truth)
         positive = gain(self.learn(marked(known, tokens), tokens, self.seed)(marked(sent, truth)), truth)
         shuffled = gain(self.learn(rows, draw.permutation(tokens), self.seed)(asked), truth)

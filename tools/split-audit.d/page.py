@@ -16,6 +16,7 @@ QUESTIONS = {
     "nearest-layer": "Can the server read the words, by the known first layers?",
     "token-decoder": "Can the server read the words, if it knows other texts with their activations?",
     "learned-decoder": "Can the server read the words, by a network trained on public text?",
+    "padding-zeros": "Can the server find out how long a padded text is, by rows of zeroes in its gradients?",
     "membership": "Can the server find out that it was sent a text or image that it has?",
     "membership-loss": "Can whoever has the trained model find out that a text was trained on?"}
 ANSWERS = {"leaks": "**yes**", "not found": "not by this attack", "void": "unknown: a control failed"}
@@ -80,7 +81,7 @@ def leaving(manifest):
             ("gradients of every training sample at the second cut", "each visit", f"{manifest.codec(1, 'backward')}; {manifest.noise('gradient_')}")]
     if manifest.of("data.kind") in ("tsv", "instruct"):
         pad = manifest.of("split.pad")
-        rows.append(("the length of every text in tokens", "never" if pad else "once, when the client joins", f"`split.pad` is {'on' if pad else 'off'}"))
+        rows.append(("the length of every text in tokens", "not sent; for what the values show, see below" if pad else "once, when the client joins", f"`split.pad` is {'on' if pad else 'off'}"))
     lora = "lora" in manifest.keys and manifest.of("lora.rank")
     rows.append(("weights of the client's layers: " + (f"adapters of rank {lora} and what trains next to them" if lora else "all of them"), "after each turn",
                  f"`split.mode: {manifest.of('split.mode')}`; in the clear to the server"))
@@ -114,13 +115,22 @@ def measured(found):
                f"{line['positive']:.3f} | {line['shuffled']:.3f} | {untrained} |")
 
 
+def augmented(manifest):
+    """How images are seen anew in each visit; empty: they are not."""
+    crop, hole = (manifest.number(f"data.augment.{key}") for key in ("crop", "cutout"))
+    said = [f"cropped by up to {crop:g} pixels"] * bool(crop) + ["flipped"] * bool(manifest.of("data.augment.flip")) + [f"a hole of {hole:g} pixels"] * bool(hole)
+    return f" (at random: {', '.join(said)}; the server knows how, and figures are of the pixels that were sent)" if said else ""
+
+
 def of_them(manifest, asked):
     """What a sample is, where the word alone does not say it."""
     if asked.packed:
         return f", in which {asked.packed} conversations are packed; an attack takes each conversation by itself"
     if manifest.of("data.kind") == "instruct" and manifest.of("data.pack") and not manifest.of("data.pack_mask"):
         return ", each of several conversations, which an attack takes together"
-    return {"instruct": ", each a conversation", "image_files": ", each an image", "cifar10": ", each an image", "cifar100": ", each an image"}.get(manifest.of("data.kind"), "")
+    if manifest.of("data.kind") in ("image_files", "cifar10", "cifar100"):
+        return ", each an image" + augmented(manifest)
+    return ", each a conversation" if manifest.of("data.kind") == "instruct" else ""
 
 
 def write(audit, asked, found, out):

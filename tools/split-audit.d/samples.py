@@ -90,13 +90,13 @@ def unpack(audit, seen, samples):
         for sample, visits in seen.of[kind].items():
             if sample >= len(parts):
                 continue
-            for step, values in visits:
+            for step, values, view in visits:
                 rows = values.reshape(-1, seen.columns[kind])
                 if len(rows) != parts[sample].sum():
                     audit.fail(f"sample {sample} has {len(rows)} rows, and {parts[sample].sum()} tokens in {samples.path}: "
-                               "both are of one job, and split.pad is off")
+                               "both are of one job")
                 for i, piece in enumerate(np.split(rows, np.cumsum(parts[sample])[:-1])):
-                    of.setdefault(int(first[sample]) + i, []).append((step, piece.ravel()))
+                    of.setdefault(int(first[sample]) + i, []).append((step, piece.ravel(), view))
         seen.of[kind] = of
 
 
@@ -107,7 +107,7 @@ class Images:
         if not images or len({len(each) for each in images}) != 1 or len(labels) != len(images):
             audit.fail(f"{path}: has no images of one size with labels; are there held-out ones?")
         self.images, self.labels = images, np.array([int(each[0]) for each in labels])
-        self.keys = [each.tobytes() for each in images]
+        self.keys, self.side = [each.tobytes() for each in images], audit.part("views").side_of(len(images[0]), 3)
 
     def __len__(self):
         return len(self.images)

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-TOKEN_GAIN, ROWS, CODES, CLASSES = 0.15, 6000, 2048, 10
+TOKEN_GAIN, LENGTH_R2, ROWS, CODES, CLASSES = 0.15, 0.25, 6000, 2048, 10
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -176,10 +176,15 @@ def matrices(audit, seen, kind, samples, texts):
     """Of each sample its matrix, a row per token."""
     out = [seen.of[kind][sample][-1][1].reshape(-1, seen.columns[kind]).astype(np.float64) for sample in samples]
     for sample, each in zip(samples, out):
-        if len(each) != len(texts.ids[sample]):
-            audit.fail(f"sample {sample} has {len(each)} rows, and {len(texts.ids[sample])} tokens here: --text is train.T, --tokenizer the job's, "
-                       "--samples of the same job, and split.pad is off")
+        tokens = len(texts.ids[sample])
+        if len(each) < tokens if seen.padded else len(each) != tokens:
+            audit.fail(f"sample {sample} has {len(each)} rows, and {tokens} tokens here: --text is train.T, --tokenizer the job's, --samples of the same job")
     return out
+
+
+def tokens_of(matrices, samples, texts):
+    """Which rows of all these matrices are of a token; the others are padding (split.pad), which is no text, and nobody has read any of it."""
+    return np.concatenate([np.arange(len(each)) < len(texts.ids[sample]) for sample, each in zip(samples, matrices)])
 
 
 def some(samples, texts, rows):
@@ -201,12 +206,13 @@ def token_attacks(audit, seen, train, candidates, members, asked, known, draw):
         audit.fail(f"{rows_tried} rows of training samples that are no candidates and {rows_others} of held-out ones that were not trained on: an audit "
                    f"needs {5 * audit.LEAST} of each (--make)")
     sent, truth = matrices(audit, seen, audit.ACTIVATION, tried, train), np.concatenate([train.ids[s] for s in tried])
-    rows, columns, vocabulary = np.concatenate(sent), seen.columns[audit.ACTIVATION], max(train.tokens, candidates.tokens)
+    own = tokens_of(sent, tried, train)
+    rows, columns, vocabulary = np.concatenate(sent)[own], seen.columns[audit.ACTIVATION], max(train.tokens, candidates.tokens)
     of = f"{len(truth)} tokens"
 
     def by_table(table, random_table=None):
         marked = table[truth] + draw.standard_normal(rows.shape) * table.std() / 2
-        direct, shuffled = centred(sent), draw.permutation(truth)
+        direct, shuffled = centred(sent)[own], draw.permutation(truth)
         untrained = None if random_table is None else gain(nearest(direct, random_table), truth)
         return (gain(nearest(direct, table), truth), TOKEN_GAIN, gain(nearest(marked, table), truth), gain(nearest(direct, table), shuffled),
                 f"{of}, a table of {len(table)}", untrained)
@@ -214,12 +220,13 @@ def token_attacks(audit, seen, train, candidates, members, asked, known, draw):
         yield ("nearest-token", "gain", *by_table(embedding(audit, asked.weights, columns, vocabulary)))
     if known:
         yield ("nearest-layer", "gain", *by_table(known.table(vocabulary), known.table(vocabulary, untrained=True)))
-    inputs, words = np.concatenate(matrices(audit, seen, audit.HELDOUT, others, candidates)), np.concatenate([candidates.ids[s] for s in others])
+    held = matrices(audit, seen, audit.HELDOUT, others, candidates)
+    inputs, words = np.concatenate(held)[tokens_of(held, others, candidates)], np.concatenate([candidates.ids[s] for s in others])
     codes = draw.standard_normal((vocabulary, columns))
     yield ("token-decoder", "gain", gain(decoder(inputs, words, rows), truth), TOKEN_GAIN, gain(decoder(codes[words], words, codes[truth]), truth),
            gain(decoder(inputs, draw.permutation(words), rows), truth), f"decoder of {len(words)} tokens, tried on {len(truth)}")
     if known:
-        yield ("learned-decoder", "gain", *known.decoder_attack(sent, truth, TOKEN_GAIN, gain, draw))
+        yield ("learned-decoder", "gain", *known.decoder_attack(sent, own, truth, TOKEN_GAIN, gain, draw))
 
 
 def label_attacks(audit, seen, train, draw):
@@ -232,7 +239,9 @@ def label_attacks(audit, seen, train, draw):
 
     def visit(v):
         of = [seen.of[audit.GRADIENT][s][v][1].reshape(-1, columns) for s in samples]
-        return np.stack([each.sum(0) for each in of]) if table else np.concatenate(of)
+        if table:
+            return np.stack([each.sum(0) for each in of])  # padding is in it: the server does not know which rows are
+        return np.concatenate(of)[tokens_of(of, samples, train)] if seen.padded else np.concatenate(of)
     labels = train.labels[samples] if table else np.concatenate([train.labels[s] for s in samples])
     visits = [visit(v) for v in range(-count, 0)]
     if len(visits[0]) != len(labels):
@@ -248,11 +257,29 @@ def label_attacks(audit, seen, train, draw):
                                  f"{len(kept)} {'samples' if table else 'tokens'} of {len(classes)} classes, {count} visits")
 
 
+def length_attack(audit, seen, train, draw):
+    """Of padded samples: the last row whose gradient is not zero. Figure: the square of the correlation with the length."""
+    samples, columns = [s for s in sorted(seen.of[audit.GRADIENT]) if s < len(train)], seen.columns[audit.GRADIENT]
+    lengths = np.array([len(train.ids[s]) for s in samples])
+
+    def correlation(rows, truth):
+        """rows: (sample, row), which are not zero."""
+        guess = rows.shape[1] - rows[:, ::-1].argmax(1) * rows.any(1)
+        return float(np.corrcoef(guess, truth)[0, 1] ** 2) if guess.std() and truth.std() else 0.0
+    if len(samples) < audit.LEAST:
+        audit.fail(f"{len(samples)} samples with gradients: an audit needs {audit.LEAST}")
+    rows = np.stack([np.any([visit[1].reshape(-1, columns).any(1) for visit in seen.of[audit.GRADIENT][s]], 0) for s in samples])
+    leak = np.arange(rows.shape[1]) < lengths[:, None]
+    return ("padding-zeros", "r2", correlation(rows, lengths), LENGTH_R2, correlation(leak, lengths), correlation(rows, draw.permutation(lengths)), f"{len(samples)} samples of {rows.shape[1]} rows")
+
+
 def attacks(audit, seen, train, candidates, asked, known, draw):
     trained = set(train.keys)
     members = np.array([key in trained for key in candidates.keys])
     yield from label_attacks(audit, seen, train, draw)
     yield from token_attacks(audit, seen, train, candidates, members, asked, known, draw)
     yield audit.member_attack(seen, candidates, members, draw)
+    if seen.padded:
+        yield length_attack(audit, seen, train, draw)
     if known and known.judges(audit, candidates):
         yield known.member_attack(audit, seen, candidates, members, draw)
