@@ -301,10 +301,8 @@ static void print_return(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job *job = plan->job;
     bool apart = false;
-    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
-        const char *host = job->pipeline.stages[r].host;
-        apart |= !aq_job_same_host(job, 0, r) && host && !aq_security_inside(host);
-    }
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) /* the first member's rank writes for the same stage of others */
+        apart |= aq_job_apart(job, r % job->pipeline.stage_count, r);
     if (job->reduce.patience_ns == 0 || !apart) return;
     aq_text_add(text,
                 "reduce.patience: a lost replica returns by a file that another one writes: checkpoint.path must be "

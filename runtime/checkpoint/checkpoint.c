@@ -9,7 +9,7 @@
 
 #include "stages/weights.h"
 
-enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, METADATA_MAX = 2 * 13 + 1 };
+enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, COPIES = STATES_MAX + 3, METADATA_MAX = 2 * 13 + 1 };
 
 /* Format 2 has `updates`. It is written where moments go from run to run, so that no reader takes the wrong count. */
 static const char FORMAT[] = "aqpipe checkpoint 1", FORMAT_UPDATES[] = "aqpipe checkpoint 2";
@@ -58,14 +58,14 @@ struct table {
     struct aq_tensor_info *infos;
     uint32_t count, states;
     char state_names[STATES_MAX][NAME_BYTES];
-    void *copies[STATES_MAX + 2]; /* of the states, then of the weights and the previous ones */
-    uint64_t copy_bytes[STATES_MAX + 2];
+    void *copies[COPIES]; /* of the states, then of the weights, the previous ones and the tied residual */
+    uint64_t copy_bytes[COPIES];
     void *memory;
 };
 
 static void table_close(struct table *table)
 {
-    for (int i = 0; i < STATES_MAX + 2; i++)
+    for (int i = 0; i < COPIES; i++)
         aq_unmap(table->copies[i], table->copy_bytes[i]);
     aq_free(table->memory);
 }
@@ -94,6 +94,21 @@ static enum aq_status state_view(const struct aq_checkpoint *c, uint32_t index,
                          &table->copies[index]);
     AQ_TRY(aq_map_untouched(table->copy_bytes[index], &table->copies[index]));
     *values = table->copies[index];
+    return AQ_OK;
+}
+
+/* The residual of model.tied: compressed, a saved tensor: zeros in the file of a rank that has lost its own. */
+static enum aq_status tied_zeros(const struct aq_checkpoint *c, uint32_t index, struct table *table)
+{
+    const float *residual = aq_stage_tied_residual(c->stage);
+    const struct aq_tensor_info *info = &table->infos[index];
+    if (!c->stands_in || !residual || aq_stage_parameters(c->stage) + info->offset != residual) return AQ_OK;
+    uint64_t floats = 1;
+    for (uint32_t d = 0; d < info->dimensions; d++)
+        floats *= info->shape[d];
+    table->copy_bytes[STATES_MAX + 2] = floats * sizeof(float);
+    AQ_TRY(aq_map_untouched(table->copy_bytes[STATES_MAX + 2], &table->copies[STATES_MAX + 2]));
+    table->tensors[index].values = table->copies[STATES_MAX + 2];
     return AQ_OK;
 }
 
@@ -128,6 +143,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
         *t = (struct aq_weights_tensor){
             .name = info->name, .dimensions = info->dimensions, .values = values + info->offset};
         memcpy(t->shape, info->shape, info->dimensions * sizeof info->shape[0]);
+        AQ_TRY(tied_zeros(c, i, table));
     }
     uint64_t at = saved; /* in the snapshot */
     uint32_t written = 0;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "keys.h"
+#include "security.h"
 
 uint32_t aq_job_ranks(const struct aq_job *job)
 {
@@ -17,6 +18,13 @@ bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
 {
     const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
     return left == right || (left && right && strcmp(left, right) == 0);
+}
+
+bool aq_job_apart(const struct aq_job *job, uint32_t a, uint32_t b)
+{
+    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
+    return !aq_job_same_host(job, a, b) &&
+           ((left && !aq_security_inside(left)) || (right && !aq_security_inside(right)));
 }
 
 enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t rank)

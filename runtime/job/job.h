@@ -431,6 +431,9 @@ uint64_t aq_job_memory(const struct aq_job *job, uint32_t s);
 /* Are rank a and b on the same host? */
 bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
 
+/* Are rank a and b on different machines? Daemons at this machine's own addresses are on one machine. */
+bool aq_job_apart(const struct aq_job *job, uint32_t a, uint32_t b);
+
 /*
  * The transport of bodies between a rank and the next stage of its replica, as far as it is known before workers join:
  * links, NCCL (set), or AQ_TRANSPORT_AUTO: NCCL if each turns out to have its own GPU on one machine.

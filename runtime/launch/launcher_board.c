@@ -18,7 +18,8 @@ static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
                                 : stage->state == STAGE_READY ? AQ_PHASE_GO
                                                               : stage->phase;
     const struct host *host = &launcher->hosts[stage->host];
-    const bool away = launcher->gone && !host->control;
+    const enum replica_state state = launcher->rounds.replicas[r / launcher->launch->stages].state;
+    const bool away = !host->control && (state == REPLICA_AWAY || state == REPLICA_ENDS);
     return (struct aq_board_rank){.lives = stage->state != STAGE_NONE && stage->state != STAGE_EXITED,
                                   .pid = stage->pid,
                                   .phase = phase,

@@ -467,7 +467,8 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
     launcher->stages[rank].failed = true;
     char who[RANK_NAME_BYTES];
     /* A replica that returns may have its files elsewhere: then all go back to the checkpoint before. */
-    if (message->failed.checkpoint == 0 && launcher_rounds_lose(launcher, rank, text)) return;
+    const bool common = status == AQ_INVAL && launcher->launch->bounds.round_steps <= 1; /* train.skips_max: of all */
+    if (message->failed.checkpoint == 0 && !common && launcher_rounds_lose(launcher, rank, text)) return;
     rank_name(launcher, rank, who);
     const bool enters = launcher->rounds.replicas[rank / launcher->launch->stages].state == REPLICA_ENTERS;
     const bool noted =
@@ -475,7 +476,7 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
             ? launcher_fail(launcher, cause, status,
                             "%s cannot read the checkpoint that another replica wrote for it, to return: "
                             "checkpoint.path must be one folder that all hosts share (it is %.300s); all go back to "
-                            "the checkpoint before: %.400s",
+                            "an earlier checkpoint: %.400s",
                             who, launcher->launch->checkpoint, text)
             : launcher_fail(launcher, cause, status, "%s failed: %.800s", who, text);
     if (!noted) return;

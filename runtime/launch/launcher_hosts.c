@@ -107,7 +107,12 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
     if (status == AQ_OK || status == AQ_CLOSED)
         status = answer(launcher, host, agent ? AGENT_OPEN_S : OPEN_S, &message);
     if (status == AQ_ABORTED) return status;
-    if (agent && status != AQ_OK) return agent_why(host, status);
+    if (agent && status != AQ_OK) {
+        char text[AQ_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", aq_error_text());
+        if (status == AQ_PROTO) aq_error_clear(); /* the next one contains it */
+        return agent_why(host, status, text);
+    }
     if (status == AQ_TIMEOUT || status == AQ_CLOSED)
         return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", host_name(host),
                        host->address ? aq_status_text(status) : launcher->launch->daemon);
@@ -257,7 +262,10 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
     snprintf(text, sizeof text, "the %s of %s %s", host->said > 0 ? "agent" : "daemon", host_name(host),
              why ? why : how);
     end_stages(launcher, host);
-    if (status != AQ_PROTO && launcher_reach_lost(launcher, host, text)) return;
+    if (status != AQ_PROTO && launcher_reach_lost(launcher, host, text)) {
+        aq_error_clear(); /* the channel's: no error of the run */
+        return;
+    }
     if (launcher_fail(launcher, CAUSE_OWN, status, "%s", text)) launcher->result->transient = status != AQ_PROTO;
 }
 

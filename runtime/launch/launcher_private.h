@@ -181,8 +181,8 @@ void launcher_reach_close(struct host *host);
 
 /* launcher_ssh.c: of a host ssh://... -- start ssh with an agent behind it, whose control channel is host->control. */
 enum aq_status agent_start(struct host *host);
-/* It has not taken the job, with this status: fails with the cause, and ends it. Never AQ_OK. */
-enum aq_status agent_why(struct host *host, enum aq_status status);
+/* It has not taken the job, with this status and error text: fails with the cause, and ends it. Never AQ_OK. */
+enum aq_status agent_why(struct host *host, enum aq_status status, const char *text);
 /* AQ_MISMATCH: it is of another version. */
 enum aq_status agent_check(const struct host *host, const char *version);
 void agent_end(struct host *host);                                 /* kill and reap ssh, where it runs      */

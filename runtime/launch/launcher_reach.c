@@ -11,7 +11,8 @@
  * has ended, and has reaped its workers. Either way it takes the job anew, and its workers are new ones.
  *
  * Nothing here waits: the other daemons are heard meanwhile. The exception is a name server, if the address has a name.
- * The user is told of the loss, of each new reason why a try fails, and of the end of it.
+ * The loss of the private daemon is that of the whole run. The user is told of the loss, of each new reason why a try
+ * fails, and of the end of it.
  */
 #include <poll.h>
 #include <string.h>
@@ -70,7 +71,8 @@ bool launcher_reach_lost(struct launcher *launcher, struct host *host, const cha
 {
     const uint32_t P = launcher->launch->stages;
     char text[800];
-    if (!host->address || strcmp(host->address, AQ_LAUNCH_GUEST) == 0) return false; /* all have stages there */
+    bool told = false;
+    if (!host->address || strcmp(host->address, AQ_LAUNCH_GUEST) == 0) return false; /* the private one */
     snprintf(text, sizeof text, "is lost (%s)", why);
     host->reach = (struct host_reach){.lost_ns = launcher->watch.clock.now_ns};
     pause_next(host);
@@ -80,8 +82,10 @@ bool launcher_reach_lost(struct launcher *launcher, struct host *host, const cha
         while (&launcher->hosts[launcher->stages[rank].host] != host)
             rank++;
         if (launcher_return_exited(launcher, rank)) continue; /* it was lost before */
+        told |= !launcher_is_ignored(launcher, rank);
         if (!launcher_rounds_lose(launcher, rank, text)) return false;
     }
+    if (!told && !launcher->aborting) aq_progress_say(launcher->launch->progress, "%s", why);
     if (is_wanted(launcher, host))
         aq_progress_say(launcher->launch->progress,
                         "the daemon of %s is tried again until it answers; the other replicas train", host->address);
@@ -115,20 +119,30 @@ static enum aq_status begin(struct launcher *launcher, struct host *host)
         return aq_control_meeting_begin(host->address, launch->token, launch->tls,
                                         aq_clock_after(REACH_MEET_S * second_ns), &host->reach.meeting);
     agent_end(host);
-    AQ_TRY(agent_start(host));
+    const enum aq_status status = agent_start(host);
     struct aq_control *control = host->control;
     host->control = NULL; /* it has not taken the job yet */
+    if (status != AQ_OK) {
+        aq_control_close(control);
+        return status;
+    }
     return ask(launcher, host, control);
 }
 
 /* AQ_OK: host->control is there, and the daemon has taken the job. */
-static enum aq_status hear(struct launcher *launcher, struct host *host)
+static enum aq_status hear(struct launcher *launcher, struct host *host, struct aq_error_hold *hold)
 {
     json_t *message;
     enum aq_status status = aq_control_receive(host->reach.control, 0, &message);
     if (status == AQ_AGAIN && aq_clock_ns() > host->reach.deadline_ns) status = AQ_TIMEOUT;
     if (status == AQ_AGAIN) return status;
-    if (status != AQ_OK && aq_ssh_is(host->address)) return agent_why(host, status);
+    if (status != AQ_OK && aq_ssh_is(host->address)) {
+        char text[AQ_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", hold->text);
+        hold->text[0] = '\0';       /* the next one contains it, and a hold keeps the first */
+        launcher_reach_close(host); /* else ssh does not end, and is waited for */
+        return agent_why(host, status, text);
+    }
     if (status != AQ_OK)
         return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", host->address,
                        aq_status_text(status));
@@ -140,10 +154,10 @@ static enum aq_status hear(struct launcher *launcher, struct host *host)
     return AQ_OK;
 }
 
-static enum aq_status advance(struct launcher *launcher, struct host *host)
+static enum aq_status advance(struct launcher *launcher, struct host *host, struct aq_error_hold *hold)
 {
     struct aq_control *control;
-    if (host->reach.control) return hear(launcher, host);
+    if (host->reach.control) return hear(launcher, host, hold);
     if (!host->reach.meeting) return aq_clock_ns() < host->reach.due_ns ? AQ_AGAIN : begin(launcher, host);
     AQ_TRY(aq_control_meeting_turn(host->reach.meeting, &control));
     aq_control_meeting_end(host->reach.meeting);
@@ -159,7 +173,7 @@ static void turn(struct launcher *launcher, struct host *host)
         return;
     }
     aq_error_hold(&hold);
-    const enum aq_status status = advance(launcher, host);
+    const enum aq_status status = advance(launcher, host, &hold);
     aq_error_release(&hold);
     if (status != AQ_OK && status != AQ_AGAIN)
         try_failed(launcher, host, hold.text[0] ? hold.text : aq_status_text(status));

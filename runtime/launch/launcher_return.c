@@ -186,6 +186,8 @@ void launcher_return_turn(struct launcher *launcher)
         struct launcher_replica *of = &launcher->rounds.replicas[w];
         if (of->state == REPLICA_AWAY && !launcher_rounds_held(launcher))
             of->deadline_ns = now + launcher->launch->ready_ns_max;
+        else if (launcher_return_may(launcher, w) && launcher_rounds_held(launcher))
+            launcher->watch.progress_ns = now; /* the others wait for it, until its deadline */
         if (!launcher_return_may(launcher, w) || launcher_return_waits(launcher, w) || now <= of->deadline_ns) continue;
         aq_progress_say(launcher->launch->progress, "replica %u has not started again in time: it does not return", w);
         of->state = REPLICA_GONE;

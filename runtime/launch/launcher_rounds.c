@@ -181,7 +181,8 @@ static void drop_mark(struct launcher *launcher, uint32_t replica)
 static void lose(struct launcher *launcher, uint32_t replica)
 {
     const uint32_t P = launcher->launch->stages;
-    if (launcher->rounds.replicas[replica].member) drop_mark(launcher, replica);
+    const struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    if (of->member && !of->lost) drop_mark(launcher, replica);
     launcher->rounds.replicas[replica].lost = true;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         aq_watch_stage_gone(&launcher->watch, r);

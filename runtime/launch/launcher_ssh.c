@@ -105,7 +105,7 @@ static bool ended(struct host *host, int *how)
     return false;
 }
 
-enum aq_status agent_why(struct host *host, enum aq_status status)
+enum aq_status agent_why(struct host *host, enum aq_status status, const char *text)
 {
     char line[TAIL_BYTES];
     int how = 0;
@@ -113,11 +113,9 @@ enum aq_status agent_why(struct host *host, enum aq_status status)
     host->control = NULL;
     if (status == AQ_PROTO) {
         agent_end(host);
-        snprintf(line, sizeof line, "%s", aq_error_text());
-        aq_error_clear(); /* this one says it, too */
         return aq_fail(status, "launch",
                        "the output of %s is not an agent's: the shell's start-up files there must print nothing (%s)",
-                       host->address, line);
+                       host->address, text);
     }
     const bool over = ended(host, &how);
     last_line(host->said, line);

@@ -38,14 +38,6 @@ bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *r
     return true;
 }
 
-/* Daemons at this machine's own addresses are on one machine. */
-static bool is_elsewhere(const struct aq_job *job, uint32_t a, uint32_t b)
-{
-    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
-    return !aq_job_same_host(job, a, b) &&
-           ((left && !aq_security_inside(left)) || (right && !aq_security_inside(right)));
-}
-
 /* Can the same stage of every other replica reach the rank? One that returns listens for all of them. */
 static bool is_reachable(const struct aq_job *job, uint32_t rank)
 {
@@ -53,7 +45,7 @@ static bool is_reachable(const struct aq_job *job, uint32_t rank)
     const uint32_t P = job->pipeline.stage_count;
     if (address ? !aq_security_inside(address) : !aq_security_inside_host(job->link.host)) return true;
     for (uint32_t r = rank % P; r < aq_job_ranks(job); r += P)
-        if (is_elsewhere(job, rank, r)) return false;
+        if (aq_job_apart(job, rank, r)) return false;
     return true;
 }
 

@@ -38,7 +38,8 @@ static void of_ranks(const struct aq_board_view *view, struct list *list)
             add(list, true, "is its process or its machine stopped? After control.silence_max the job restarts",
                 "%s (pid %d) has been silent for %.0f s", aq_board_rank_name(view, r, name), rank->pid, rank->silent_s);
         if (rank->away_s > 0)
-            add(list, true, "start aqpiped there, or mend the network: its replica returns by itself",
+            add(list, true,
+                "start aqpiped there (over ssh the launcher does), or mend the network: its replica returns by itself",
                 "the daemon of %s has been out of reach for %.0f s", aq_board_rank_name(view, r, name), rank->away_s);
         if (rank->gauges[AQ_BOARD_CQ] > c_q_max)
             add(list, false, "more bits for this cut (edges.list), or edges.guard: true",

@@ -28,7 +28,8 @@
  *
  * After a round without some replica a checkpoint may follow. The weights are the same on all replicas then, so the
  * first member's ranks can write the files of the missing ones: all that differs there are the inner optimizer's
- * moments, which are this replica's, and the errors of a codec, which are zero: they have gone with the process.
+ * moments and the statistics of batch norms, which are this replica's, and the errors of a codec and of a tied head,
+ * which are zero: they have gone with the process.
  *
  * A replica that returns is a new process per stage. It opens what needs no weights, and waits (`enter`) for a round's
  * checkpoint, from which it starts as after a restart, with this difference: it has no links to other replicas before
@@ -51,7 +52,9 @@
 
 enum { SAYS_LAST_STEP = 1, SAYS_MARK_STEP = 4 };
 
-#define MEET_NS_MAX (3600ull * 1000 * 1000 * 1000) /* beyond the patience; the launcher looks who does not come */
+#define SOON_NS      (5ull * 1000 * 1000)
+#define SOON_LOOK_NS (200ull * 1000)
+#define MEET_NS_MAX  (3600ull * 1000 * 1000 * 1000) /* beyond the patience; the launcher looks who does not come */
 
 bool aq_worker_is_local(const struct aq_worker *worker)
 {
@@ -158,6 +161,7 @@ static enum aq_status wait_for_launcher(struct aq_worker *w, uint32_t attempt)
     const uint64_t silence = w->links.silence_ns, patience = w->job->reduce.patience_ns;
     const uint64_t meet = silence > MEET_NS_MAX ? silence : MEET_NS_MAX + w->links.outages_ns;
     const uint64_t end = aq_clock_after(meet > UINT64_MAX - patience ? UINT64_MAX : meet + patience);
+    const uint64_t soon = aq_clock_after(SOON_NS);
     while (!are_named(w, attempt) && w->replicas.rounds.over != w->step + 1) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
@@ -166,7 +170,9 @@ static enum aq_status wait_for_launcher(struct aq_worker *w, uint32_t attempt)
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send '%s' in time",
                            w->step + 1, attempt ? "averaged" : "members");
-        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
+        /* The control connection wakes nobody. Mostly the answer comes soon: with reduce.every: 1 twice a step. */
+        (void)aq_eventcount_wait(w->eventcount, seen,
+                                 aq_clock_after(aq_clock_ns() < soon ? SOON_LOOK_NS : AQ_ROUNDS_LOOK_NS));
     }
     return AQ_OK;
 }

@@ -125,7 +125,7 @@ def scenario_rounds_hosts_more():
         said = lose("apart", keys, daemons, 3, lambda _: daemons.kill(2), lambda: daemons.begin(2))
         came_back("apart", said, f"the daemon of {daemons.address(2)}", 1, 8)
         repeated("apart", keys, resumes=False)
-        keys = {**KEYS, "pipeline.stages": daemons.placed((0, 0), (1, 1), (2, 2)), "control.silence_max": "4s"}
+        keys = {**KEYS, "pipeline.stages": daemons.placed((0, 0), (1, 1), (2, 2)), "control.silence_max": "15s"}
         said = lose("stopped", keys, daemons, 2, lambda _: end(daemons.running[1].pid, signal.SIGSTOP), lambda: end(daemons.running[1].pid, signal.SIGCONT))
         came_back("stopped", said, f"the daemon of {daemons.address(1)}", 1, 8)
         check("has been silent for" in said, f"stopped: {said[-3000:]}")

@@ -253,7 +253,7 @@ static void test_a_stranger_at_its_port_is_a_failed_try(void **state)
 {
     static const struct {
         const char *line, *why;
-    } said[] = {{"SSH-2.0-OpenSSH\n", ""},
+    } said[] = {{"SSH-2.0-OpenSSH\n", "not JSON"},
                 {"{\"event\":\"hello\"}\n", "speaks protocol 0"},
                 {"{\"event\":\"hello\",\"protocol\":1,\"nonce\":7}\n", "nonce"},
                 {"{\"event\":\"refused\",\"text\":\"too many\"}\n", "refuses: too many"},

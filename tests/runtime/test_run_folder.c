@@ -298,13 +298,16 @@ static void test_report_takes_any_json(void **state)
     static const char *const files[] = {
         "{}\n",
         "{\"event\":\"start\"}\n{\"event\":\"step\"}\n{\"event\":\"eval\"}\n{\"event\":\"end\"}\n",
-        "{\"event\":\"start\",\"name\":7,\"codec\":[],\"stages\":\"x\"}\n{\"event\":\"step\",\"step\":-1,\"link_wait_"
+        "{\"event\":\"start\",\"name\":7,\"codec\":[],\"stages\":\"x\"}\n{\"event\":\"step\",\"seconds\":1,\"step\":-1,"
+        "\"link_wait_"
         "ns\":{},"
         "\"forward_bytes\":[\"a\",null],\"epoch\":\"b\",\"loss\":[1]}\n",
         "{\"event\":\"start\",\"stages\":99999999}\n{\"event\":\"step\",\"link_wait_ns\":[1,2,3],\"seconds\":1e300}\n",
-        "{\"event\":\"start\",\"stages\":1}\n{\"event\":\"step\",\"epoch\":0,\"link_wait_ns\":[1e308],\"forward_"
+        "{\"event\":\"start\",\"stages\":1}\n{\"event\":\"step\",\"seconds\":1,\"epoch\":0,\"link_wait_ns\":[1e308],"
+        "\"forward_"
         "bytes\":[1e308]}\n"
-        "{\"event\":\"step\",\"epoch\":9223372036854775807,\"link_wait_ns\":[-1e308],\"gradient_bytes\":[-1e308]}\n"
+        "{\"event\":\"step\",\"seconds\":1,\"epoch\":9223372036854775807,\"link_wait_ns\":[-1e308],\"gradient_bytes\":["
+        "-1e308]}\n"
         "{\"event\":\"end\",\"stages\":[{\"cache_bytes\":1e308,\"heals\":-1e300,\"sent_wire_bytes\":1e300}]}\n",
         "{\"event\":\"start\"}\n{\"event\":\"end\",\"stages\":[null,1,{\"cache_bytes\":\"x\"}],\"state\":5}\n",
     };

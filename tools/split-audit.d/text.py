@@ -264,7 +264,7 @@ def length_attack(audit, seen, train, draw):
 
     def correlation(rows, truth):
         """rows: (sample, row), which are not zero."""
-        guess = rows.shape[1] - rows[:, ::-1].argmax(1) * rows.any(1)
+        guess = (rows.shape[1] - rows[:, ::-1].argmax(1)) * rows.any(1)
         return float(np.corrcoef(guess, truth)[0, 1] ** 2) if guess.std() and truth.std() else 0.0
     if len(samples) < audit.LEAST:
         audit.fail(f"{len(samples)} samples with gradients: an audit needs {audit.LEAST}")
@@ -279,7 +279,7 @@ def attacks(audit, seen, train, candidates, asked, known, draw):
     yield from label_attacks(audit, seen, train, draw)
     yield from token_attacks(audit, seen, train, candidates, members, asked, known, draw)
     yield audit.member_attack(seen, candidates, members, draw)
-    if seen.padded:
+    if seen.padded and len({len(ids) for ids in train.ids}) > 1:
         yield length_attack(audit, seen, train, draw)
     if known and known.judges(audit, candidates):
         yield known.member_attack(audit, seen, candidates, members, draw)

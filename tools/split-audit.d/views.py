@@ -14,10 +14,12 @@ class View:
     """Pixel (y, x) of what was sent is pixel (y + down, x + right) of the image, which was flipped before or not."""
 
     def __init__(self, audit, values, where):
-        numbers = [int(value) for value in values]
+        numbers = [int(value) for value in values if math.isfinite(value)]
+        if len(numbers) != VALUES:
+            audit.fail(f"{where}: no view of an image")
         self.down, self.right, self.flipped, self.hole = numbers[:4]
-        self.middle = [high * BITS + low for high, low in (numbers[4:6], numbers[6:8])] if len(numbers) == VALUES else []
-        if len(numbers) != VALUES or any(number != value for number, value in zip(numbers, values)) or self.flipped not in (0, 1) or self.hole < 0:
+        self.middle = [high * BITS + low for high, low in (numbers[4:6], numbers[6:8])]
+        if any(number != value for number, value in zip(numbers, values)) or self.flipped not in (0, 1) or self.hole < 0:
             audit.fail(f"{where}: no view of an image")
 
     def places(self, side, pixels):
