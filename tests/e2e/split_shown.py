@@ -305,6 +305,9 @@ def scenario_split_shared():
         check(done.returncode == 2 and said in done.stderr, f"{words[0]} at {folder}: {done.returncode} {done.stderr[-800:]}")
         now = {command: [figures(command, each) for each in (run, mine)] for command in ("status", "report")}
         check(now == before, f"{words[0]} at {folder}: {now}, not {before}")
+    for which in (other, path):  # a client that had no turn may get another job: its name was wrong
+        done = aqpipe(*client(which, "a"), "--set", f"output.path={ROOT / 'refused'}")
+        check(done.returncode == 1 and (ROOT / "refused" / "client.json").exists() and "is the folder of" not in done.stderr, f"{which}: {done.returncode} {done.stderr[-800:]}")
     long = "j" * 90 + "\u00e9"  # no job is refused its own folder
     again = split("own", rounds=1, epochs=1, **CODED)
     for _ in range(2):

@@ -190,6 +190,7 @@ static void test_a_daemon_is_awaited_until_a_round_waits_for_it_too_long(void **
     for (int i = 0; i < 5; i++) {
         pass_a_second();
         assert_int_equal(first(), REPLICA_AWAY);
+        assert_int_equal(launcher.watch.progress_ns, launcher.watch.clock.now_ns); /* it is awaited: no stall */
     }
     pass_a_second();
     assert_int_equal(first(), REPLICA_GONE);
@@ -378,6 +379,7 @@ static void test_a_daemon_that_cannot_be_sent_to_is_lost_later(void **state)
     assert_null(launcher.hosts[1].control);
     assert_true(launcher_is_lost(&launcher, 0));
     assert_string_equal(result.cause, "");
+    assert_string_equal(aq_error_text(), ""); /* the channel's is no error of the run */
 }
 
 int main(void)
