@@ -466,11 +466,14 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
         if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
     launcher->stages[rank].failed = true;
     char who[RANK_NAME_BYTES];
+    const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
+    /* With reduce.every: 1 void steps are void for all: train.skips_max ends the run. */
+    const bool common = status == AQ_INVAL && launcher->launch->bounds.round_steps <= 1 &&
+                        of->state == REPLICA_TRAINS && !launcher_is_ignored(launcher, rank);
     /* A replica that returns may have its files elsewhere: then all go back to the checkpoint before. */
-    const bool common = status == AQ_INVAL && launcher->launch->bounds.round_steps <= 1; /* train.skips_max: of all */
     if (message->failed.checkpoint == 0 && !common && launcher_rounds_lose(launcher, rank, text)) return;
     rank_name(launcher, rank, who);
-    const bool enters = launcher->rounds.replicas[rank / launcher->launch->stages].state == REPLICA_ENTERS;
+    const bool enters = of->state == REPLICA_ENTERS;
     const bool noted =
         message->failed.checkpoint > 0 && enters
             ? launcher_fail(launcher, cause, status,

@@ -549,6 +549,21 @@ static void test_a_slow_checkpoint_does_not_mind_who_enters(void **state)
     }
 }
 
+/* train.skips_max: of a replica's own steps it is its loss, of steps that are void for all the run's end. */
+static void test_void_steps_of_all_end_the_run(void **state)
+{
+    for (uint32_t common = 0; common < 2; common++) {
+        if (common > 0) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        if (common > 0) launch.bounds.round_steps = 1;
+        say(0, "{\"event\":\"failed\",\"status\":\"invalid\",\"text\":\"2 steps in a row\",\"checkpoint\":0}");
+        assert_int_equal(launcher_is_lost(&launcher, 0), common == 0);
+        assert_int_equal(strstr(result.cause, "2 steps in a row") != NULL, common > 0);
+        if (common == 0) assert_int_equal(teardown(state), 0);
+    }
+}
+
 /* Its host does not have the file that another replica wrote for it. */
 static void test_a_return_without_a_shared_folder_says_so(void **state)
 {
@@ -716,6 +731,7 @@ int main(void)
         TEST(test_a_lost_replica_returns),
         TEST(test_a_step_ends_without_a_replica_and_waits_for_one_that_enters),
         TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
+        TEST(test_void_steps_of_all_end_the_run),
         TEST(test_a_return_without_a_shared_folder_says_so),
         TEST(test_a_replica_with_an_old_state_is_refused),
         TEST(test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint),
