@@ -57,6 +57,7 @@ class Keeper:
             jobs.await_file(root / f"port-{end}")
 
     def begin(self, end):
+        (self.root / f"port-{end}").unlink(missing_ok=True)
         with open(self.root / f"daemon-{end}.log", "ab") as log:
             self.daemons[end] = subprocess.Popen(
                 [str(WANLAB), "exec", str(end), str(jobs.BIN / "aqpiped"), "--listen", f"{host(end)}:7700", "--keys", str(self.root / "keys"),
@@ -68,6 +69,13 @@ class Keeper:
                 if daemon.poll() is not None and not self.over:
                     self.begin(end)
             time.sleep(0.1)
+
+    def whole(self):
+        """Until every daemon listens: a launch that begins wants all of them."""
+        while any(daemon.poll() is not None for daemon in self.daemons.values()):
+            time.sleep(0.05)
+        for end in self.daemons:
+            jobs.await_file(self.root / f"port-{end}")
 
     def workers(self, end):
         return jobs.descendants(self.daemons[end].pid, "worker")

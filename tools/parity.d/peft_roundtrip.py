@@ -73,7 +73,8 @@ def batch(kind, case):
 
 
 def roundtrip(kind):
-    limits = {f"parity peft roundtrip {kind} {what}": limit for what, limit in (("logits", 1e-5), ("loss", 1e-6), ("gradients", 1e-4))}
+    loss = 3e-6 if "dora" in kind else 1e-6  # norms of columns are rounded, too: 1.2e-6 with AVX2
+    limits = {f"parity peft roundtrip {kind} {what}": limit for what, limit in (("logits", 1e-5), ("loss", loss), ("gradients", 1e-4))}
 
     def run(place):
         case = place.folder(kind)
