@@ -23,7 +23,8 @@
 enum { ROOM_FIRST = 64, MARKS = 4 };
 
 struct aq_metrics {
-    int fd;              /* -1: written nowhere                         */
+    int fd; /* -1: written nowhere                         */
+    char path[AQ_RUN_PATH_BYTES];
     uint64_t bytes;      /* of whole lines in the file                  */
     struct aq_text text; /* the line that is written                    */
     uint32_t stages;
@@ -90,6 +91,7 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     }
     if (config->path) {
         struct stat info;
+        snprintf(metrics->path, sizeof metrics->path, "%s", config->path);
         enum aq_status status = aq_file_open(NULL, config->path, AQ_FILE_APPEND, &metrics->fd);
         if (status == AQ_OK && fstat(metrics->fd, &info) != 0)
             status = aq_fail_errno("metrics", "cannot write %s", config->path);
@@ -144,7 +146,7 @@ static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
     aq_text_bytes(&metrics->text, "\n", 1);
     AQ_TRY(metrics->text.status);
     if (!aq_write_all(metrics->fd, metrics->text.bytes, metrics->text.used)) {
-        const enum aq_status status = aq_fail_errno("metrics", "cannot write metrics.jsonl");
+        const enum aq_status status = aq_fail_errno("metrics", "cannot write %s", metrics->path);
         if (ftruncate(metrics->fd, (off_t)metrics->bytes) != 0) metrics->fd = -1; /* nothing may follow half a line */
         return status;
     }
@@ -198,7 +200,7 @@ static enum aq_status write_held(struct aq_metrics *metrics)
 
 enum aq_status aq_metrics_sync(struct aq_metrics *metrics)
 {
-    if (metrics->fd != -1 && fsync(metrics->fd) != 0) return aq_fail_errno("metrics", "cannot write metrics.jsonl");
+    if (metrics->fd != -1 && fsync(metrics->fd) != 0) return aq_fail_errno("metrics", "cannot write %s", metrics->path);
     return AQ_OK;
 }
 
