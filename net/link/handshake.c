@@ -660,7 +660,6 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
         const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
         struct pollfd fds[2] = {{.fd = wait.fd, .events = wait.events}, {.fd = wake_fd, .events = POLLIN}};
         ppoll(fds, 2, &left, NULL);
-        if (wake_fd != -1 && fds[1].revents != 0) return AQ_CLOSED;
     }
 }
 

@@ -109,7 +109,7 @@ static inline uint64_t aq_handshake_until(const struct aq_link_config *config, u
 }
 
 /* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
- * resumes. wake_fd: gives up with AQ_CLOSED when it is written to (and stays readable); -1: none. */
+ * resumes. wake_fd: when it is written to, config->meanwhile is asked, and reads it; -1: none. */
 enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
                                 const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
                                 uint64_t deadline_ns);

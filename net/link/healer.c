@@ -65,6 +65,14 @@ static struct aq_hello hello_that_resumes(const struct aq_heal *heal)
 
 /* ---- the dialler ---- */
 
+/* Is a stream still wanted? A ring alone is no answer: that of the loop may come after the phase was seen. */
+static enum aq_status still_parked(void *context)
+{
+    struct aq_heal *heal = context;
+    hear(heal->wake_fd);
+    return aq_heal_phase(heal) == HEAL_PARKED ? AQ_AGAIN : AQ_CLOSED;
+}
+
 /* Until a stream is given, the peer refuses for good, or the link has ended. */
 static void dial_again(struct aq_heal *heal)
 {
@@ -118,7 +126,8 @@ enum aq_status aq_dialler_open(struct aq_net *net, const struct aq_link_config *
     AQ_TRY(AQ_NEW(1, &heal));
     heal->net = net;
     heal->config = *config;
-    heal->config.meanwhile = NULL; /* it is asked in the caller's thread only */
+    heal->config.meanwhile = still_parked; /* the caller's is asked in its own thread only */
+    heal->config.context = heal;
     heal->session = session;
     snprintf(heal->address, sizeof heal->address, "%s", address);
     atomic_init(&heal->phase, HEAL_STANDING);

@@ -4,6 +4,10 @@
  *
  * The listener is bytes on a socket (raw_peer.h), the connector a link. A lie is an answer that is wrong in one thing.
  */
+#include <poll.h>
+
+#include "heal.h"
+#include "link_state.h"
 #include "raw_peer.h"
 
 #include <assert.h>
@@ -541,6 +545,32 @@ static void test_heal_does_not_change_the_limits(void **state)
     pair_close(&pair);
 }
 
+/* The loop's ring may come when the dialler has begun already: it goes on with the connection that it has. */
+static void test_heal_goes_on_when_it_is_rung(void **state)
+{
+    struct link_pair pair;
+    struct aq_hello asked;
+    struct aq_header header;
+    (void)state;
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
+    close(raw.fd);
+    raw.hello.resume_sequence = raw.received + 1;
+    let_in(&raw, acceptor, &asked);
+    aq_heal_wake(pair.link[1]->heal->wake_fd);
+    uint64_t rung = 1;
+    while (rung > 0) { /* until the dialler has heard it */
+        struct pollfd fd = {.fd = pair.link[1]->heal->wake_fd, .events = POLLIN};
+        rung = (uint64_t)poll(&fd, 1, 0);
+    }
+    answer(&raw, NONE);
+    assert_true(raw_read(&raw, &header, NULL));
+    assert_int_equal(header.kind, AQ_FRAME_HELLO);
+    close(raw.fd);
+    close(acceptor);
+    pair_close(&pair);
+}
+
 /* Nobody says a word: the outage is as long as it may be, and that is said. */
 static void test_heal_silent_listener_ends_with_the_outage(void **state)
 {
@@ -616,6 +646,7 @@ int main(void)
         cmocka_unit_test(test_heal_from_the_first_unacknowledged_to_the_next_one),
         cmocka_unit_test(test_heal_bye_is_said_again_until_it_is_heard),
         cmocka_unit_test(test_heal_does_not_change_the_limits),
+        cmocka_unit_test(test_heal_goes_on_when_it_is_rung),
         cmocka_unit_test(test_heal_silent_listener_ends_with_the_outage),
         cmocka_unit_test(test_heal_listener_that_slams_the_door_is_not_hammered),
         cmocka_unit_test(test_heal_after_many_slams),
