@@ -132,6 +132,14 @@ static void test_a_replica_returns_where_the_others_reach_it(void **state)
         struct aq_job job = {.pipeline = {.stage_count = 1, .replicas = 2, .stages = stages},
                              .link = {.host = cases[i].link_host}};
         assert_int_equal(aq_restart_returns(&restart, &job), cases[i].returns);
+        if (cases[i].returns == 0) continue;
+        const struct aq_restart none = {.max = 0};
+        assert_int_equal(aq_restart_returns(&none, &job), 0);
+        stages[1].dials = true; /* it cannot be reached */
+        assert_int_equal(aq_restart_returns(&restart, &job), 0);
+        stages[1].dials = false;
+        job.train.early_stop = 1;
+        assert_int_equal(aq_restart_returns(&restart, &job), 0);
     }
 }
 
