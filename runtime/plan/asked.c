@@ -19,6 +19,7 @@ struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum
                                     .inference = true,
                                     .weights_16bit = size->writes,
                                     .logits_rows = size->writes ? 1 : 0,
+                                    .pads_vocabulary = true,
                                     .extends = size->extends,
                                     .lengths = size->lengths,
                                     .parts = size->parts};

@@ -226,6 +226,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
                                  .logits_16bit = aq_plan_logits_16bit(job, s),
+                                 .pads_vocabulary = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);

@@ -12,6 +12,17 @@
  * memory with their gradient: cross-entropy writes it over them, and if the gradient of all rows stays, all rows are
  * one chunk.
  *
+ * On a GPU's tensor cores, which are fed 16 bytes at a time, the products have more words than the vocabulary
+ * (config.pads_vocabulary): GPT-2's 50,257 would be a product of 50,256 and a sliver, three times a micro-batch. Only
+ * the products know of it. The weights of the words too many are what lies behind the table in the stage's memory:
+ *
+ *     forward             their logits are in columns that nothing reads;
+ *     gradient of x       the loss makes these columns of the logits' gradient 0, and 0 times a weight is 0;
+ *     gradient of W       so is what is added behind the table's gradient: x + 0 = x, since no gradient is -0.
+ *
+ * No tensor, file or message has another size, and results have the same bits, where sums have the same order. Weights
+ * are finite: the loss of a stage with another one is not.
+ *
  * The weights of a tied model are the embedding's table, or if a cut separates the two a copy of it that follows the
  * table (config.tied_rows). Else they are a separate tensor that starts with the same values.
  */
@@ -19,6 +30,9 @@
 
 /* A chunk of logits takes at most this much, unless chunks_of gives more; 1024 tokens of GPT-2's vocabulary are one. */
 enum { LOGITS_BYTES_MAX = 256 << 20, LINE_BYTES = 128 };
+
+/* Words of a padded vocabulary are a multiple of the first; of the second, where the first might be a tenth more. */
+enum { WORDS = 128, WORDS_FEW = 16 };
 
 struct head_slot {
     void *norm; /* final norm, type */
@@ -50,6 +64,14 @@ static float divisor_of(const struct aq_stage_config *config)
     return config->model.logit_divisor > 0.0f ? config->model.logit_divisor : 1.0f;
 }
 
+/* Words of the products. */
+static uint64_t words_of(const struct layer *layer, const struct aq_stage_config *config)
+{
+    const uint64_t V = layer->out.columns, piece = V >= 16 * WORDS ? WORDS : WORDS_FEW;
+    const bool pads = config->pads_vocabulary && stage_compute(config->precision) != AQ_F32;
+    return pads ? (V + piece - 1) / piece * piece : V;
+}
+
 /*
  * Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. Logits of 16 bits
  * need no room but their gradient's: where that stays, fewer rows at a time would save nothing. A GPU is slower with
@@ -61,7 +83,7 @@ static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_
     const bool changed = divisor_of(config) != 1.0f || config->model.logit_cap > 0.0f; /* in fp32 */
     struct chunks chunks = {.type = config->logits_16bit && !changed ? stage_type(config->precision) : AQ_F32};
     const uint64_t each = aq_element_bytes(chunks.type), line = LINE_BYTES / each;
-    chunks.stride = (layer->out.columns + line - 1) / line * line;
+    chunks.stride = (words_of(layer, config) + line - 1) / line * line;
     const bool trains = !config->recompute && !config->inference, stays = trains && !config->split;
     const uint64_t half = all * chunks.stride * aq_element_bytes(stage_type(config->precision)) / 2;
     const bool more = config->weights_16bit && stays && half > LOGITS_BYTES_MAX;
@@ -89,15 +111,22 @@ static bool norm_learns(const struct layer *layer)
     return layer_goes_on(layer, DECODER_HEAD);
 }
 
-static struct linear linear_of_head(const struct layer *layer)
+static struct linear linear_of_head(const struct layer *layer, uint64_t words)
 {
-    return linear_of(layer->in.columns, layer->out.columns, true, DECODER_HEAD, LAYER_NO_TENSOR);
+    return linear_of(layer->in.columns, words, true, DECODER_HEAD, LAYER_NO_TENSOR);
+}
+
+/* Of words_of. */
+static struct linear products_of(const struct layer_run *run)
+{
+    return linear_of_head(run->layer, words_of(run->layer, run->config));
 }
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
     const struct decoder_form *form = layer->form;
     decoder_final_norm(layer, list);
+    layer_list_room(list, (words_of(layer, config) - layer->out.columns) * layer->in.columns);
     if (config->model.tied && config->layer_first == 0) {
         layer_list_alias(list, form->head, form->tokens, "set model.tied: untied");
         return;
@@ -146,7 +175,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
-    const struct linear linear = linear_of_head(layer);
+    const struct linear linear = linear_of_head(layer, layer->out.columns);
     *out = (struct layer_flops){0};
     linear_flops(layer, &linear, (double)config->B * layer->in.rows, out);
 }
@@ -202,7 +231,7 @@ static struct linear_rows norm_rows(const struct layer_run *run, uint64_t first)
 static enum aq_status logits_make(const struct layer_run *run, uint64_t first, uint64_t rows, void *logits,
                                   enum aq_element type, uint64_t stride)
 {
-    const struct linear linear = linear_of_head(run->layer);
+    const struct linear linear = products_of(run);
     const struct linear_to to = {.c = logits, .type = type, .stride = stride};
     const float divisor = divisor_of(run->config);
     const struct aq_scale divide = {.x = logits, .count = rows * stride, .factor = 1.0f / divisor};
@@ -270,7 +299,7 @@ static void count(const struct layer_run *run, struct aq_stage_loss *out)
 
 static enum aq_status head_chunk_weights(const struct layer_run *run, uint64_t first, uint64_t rows)
 {
-    const struct linear linear = linear_of_head(run->layer);
+    const struct linear linear = products_of(run);
     struct linear_rows dlogits;
     dlogits.at = dlogits_of(run, first, &dlogits.stride);
     return linear_weight_gradient(run, &linear, rows, norm_rows(run, first), dlogits);
@@ -289,7 +318,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
 static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t first, uint64_t rows)
 {
     const struct head_state *state = run->state;
-    const struct linear linear = linear_of_head(run->layer);
+    const struct linear linear = products_of(run);
     struct linear_rows dlogits;
     dlogits.at = dlogits_of(run, first, &dlogits.stride);
     const struct linear_to to = {.c = state->dnorm + first * run->layer->in.columns, .type = AQ_F32};
@@ -326,7 +355,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 {
     struct head_state *state = run->state;
     const uint64_t V = run->layer->out.columns;
-    AQ_TRY(logits_make(run, row, 1, state->logits, AQ_F32, V));
+    AQ_TRY(logits_make(run, row, 1, state->logits, AQ_F32, chunks_of(run->layer, run->config).stride));
     state->logits_slot = 0;
     return aq_device_copy(run->device, values, state->logits, V * sizeof *values, run->stream);
 }

@@ -275,7 +275,7 @@ static struct aq_stage_config config_of(const struct aq_stage_config *config)
 static uint64_t gradient_stride(const struct aq_stage_size *size)
 {
     const uint64_t line = AQ_ALIGN / sizeof(float);
-    return (size->parameters + size->copied + line - 1) / line * line;
+    return (size->parameters + size->copied + size->room + line - 1) / line * line;
 }
 
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
@@ -300,15 +300,16 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     const uint64_t each = sizeof(float) + (rounds ? sizeof(uint16_t) : 0);
     size.frozen_bytes = (size.frozen - size.packed) * each;
     const uint64_t learns = size.parameters + size.copied; /* has gradients, and copies in 16 bits */
-    size.parameter_bytes = learns * each + (size.buffers - size.copied) * sizeof(float) + size.frozen_bytes;
+    const uint64_t room = size.room * (rounds ? sizeof(uint16_t) : sizeof(float)); /* behind what products read */
+    size.parameter_bytes = learns * each + (size.buffers - size.copied) * sizeof(float) + size.frozen_bytes + room;
     if (size.packed) { /* they come last, as aligned as everything */
         const uint64_t before = size.parameter_bytes;
         size.parameter_bytes = (before + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + size.packed_bytes;
         size.frozen_bytes += size.parameter_bytes - before;
     }
-    size.gradient_bytes = config->inference ? 0 : learns * sizeof(float);
+    size.gradient_bytes = config->inference ? 0 : (learns + size.room) * sizeof(float);
     if (config->versions == 2) size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
-    if (config->versions == 2) size.previous_bytes = learns * each;
+    if (config->versions == 2) size.previous_bytes = learns * each + room;
     *out = size;
     return AQ_OK;
 }
@@ -369,6 +370,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     aq_device_info(device, &info);
     mine.logits_16bit = config->logits_16bit && info.rounds;
     mine.weights_16bit = info.rounds || (config->weights_16bit && config->inference);
+    mine.pads_vocabulary = config->pads_vocabulary && info.rounds;
     if (config->precision == AQ_STAGE_TF32 && !info.tf32)
         return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 needs a GPU, and this stage is on %s; set fp32",
                        info.name);

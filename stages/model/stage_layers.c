@@ -50,6 +50,7 @@ struct layer_list {
     uint64_t shared;                     /* of those of the stage that train, together */
     uint64_t copied;                     /* floats of a copy, or of the table that is tied */
     bool ties;                           /* a head is the first layer's table, which trains */
+    uint64_t room;                       /* values that products reach past a tensor's end  */
     uint32_t alias_count, alias_most;
 };
 
@@ -222,6 +223,11 @@ void layer_list_alias(struct layer_list *list, const char *name, const char *of,
         if (strcmp(list->out[i].info.name, of) == 0) list->uses[list->index][number] = i;
     if (name && list->kind == TRAINED && list->alias_count < list->alias_most)
         list->aliases[list->alias_count++] = (struct stage_alias){.name = name, .of = of, .hint = hint};
+}
+
+void layer_list_room(struct layer_list *list, uint64_t values)
+{
+    if (values > list->room) list->room = values;
 }
 
 static const char WEIGHT[] = ".weight";
@@ -434,6 +440,7 @@ struct layout {
     uint32_t count, keys; /* keys: rows of them, a key a sample */
     uint64_t shared; /* floats of shared tensors */
     uint64_t tied;   /* floats of a tied table   */
+    uint64_t room;   /* behind the weights       */
     struct stage_tied_place rows; /* of its gradient from the embedding; rows 0: none */
     uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
     uint64_t low_floats, sum_floats, dropped_bytes, own_floats; /* of adapters               */
@@ -591,6 +598,7 @@ static void layout_make(struct layout *layout)
         if (layer->kind->ending && !config->split && typed > layout->ending_bytes) layout->ending_bytes = typed;
     }
     layout->shared = list.shared;
+    layout->room = list.room;
     tied_measure(layout, list.copied);
     if (!config->inference) flow_choose(layout);
 }
@@ -751,6 +759,7 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     if (layout.rows.rows) stage_tied_host(&layout.rows, &host, NULL);
     size->shared = layout.shared;
     size->tied = layout.tied;
+    size->room = layout.room;
     size->host_bytes = host.used;
     size->slot_bytes = stage_line_bytes(slot.used);
     size->workspace_bytes = stage_line_bytes(workspace.used);

@@ -797,6 +797,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cross_entropy_matches_truth),
         cmocka_unit_test(test_cross_entropy_with_a_cap_is_its_definition),
         cmocka_unit_test(test_cross_entropy_is_its_definition),
+        cmocka_unit_test(test_cross_entropy_reads_no_column_beyond_the_vocabulary),
         cmocka_unit_test(test_cross_entropy_shows_an_overflow),
         cmocka_unit_test(test_squared_error_matches_truth),
         cmocka_unit_test(test_relu_matches_truth),

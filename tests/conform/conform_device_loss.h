@@ -97,6 +97,42 @@ static float loss_of_row(const struct loss_case *x, void *logits, int32_t target
 }
 
 /*
+ * Columns beyond the vocabulary may hold anything: a product of more words than there are writes there. What is read
+ * of the rows, and what is left of them, has the same bits; the gradient there is 0.
+ */
+static void test_cross_entropy_reads_no_column_beyond_the_vocabulary(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{97, 15}, {1001, 23}, {50257, 47}, {61, 67}};
+    static const float beyond[] = {NAN, INFINITY, 3e38f};
+    for (size_t s = 0; s < LOSS_TYPES * sizeof sizes / sizeof sizes[0]; s++)
+        for (int capped = 0; capped < 2; capped++) {
+            const struct loss_case x = {.rows = 1,
+                                        .V = sizes[s / LOSS_TYPES][0],
+                                        .stride = sizes[s / LOSS_TYPES][0] + sizes[s / LOSS_TYPES][1],
+                                        .logits = loss_types[s % LOSS_TYPES][0],
+                                        .gradient = loss_types[s % LOSS_TYPES][1],
+                                        .cap = capped && loss_types[s % LOSS_TYPES][0] == AQ_F32 ? 30.0f : 0.0f};
+            const size_t bytes = x.stride * aq_element_bytes(x.logits), each = aq_element_bytes(x.gradient);
+            uint8_t *plain = random_of(x.logits, x.stride, 5, 3.0f), *dirty = help_alloc(bytes);
+            memcpy(dirty, plain, bytes);
+            for (uint64_t v = x.V; v < x.stride; v++) {
+                const float wide = beyond[v % 3];
+                const uint16_t half = x.logits == AQ_BF16 ? aq_bfloat_from_float(wide) : aq_half_from_float(wide);
+                memcpy(dirty + v * aq_element_bytes(x.logits), x.logits == AQ_F32 ? (const void *)&wide : &half,
+                       aq_element_bytes(x.logits));
+            }
+            const float loss = loss_of_row(&x, plain, (int32_t)x.V / 2);
+            assert_true(loss > 0.0f && loss == loss_of_row(&x, dirty, (int32_t)x.V / 2));
+            assert_memory_equal(dirty, plain, bytes);
+            for (size_t at = x.V * each; at < bytes; at++)
+                assert_int_equal(dirty[at], 0);
+            aq_free(plain);
+            aq_free(dirty);
+        }
+}
+
+/*
  * Logits as far from 0 as GPT-2's, by the formula in double: the loss within 1e-5, the gradient as its type rounds, in
  * fp32 within 1e-5 (the plain CPU adds 60,001 values one after another).
  */

@@ -348,7 +348,7 @@ static void test_products_are_computed_as_asked_for(void **state)
     aq_device_close(cpu);
 }
 
-/* Each product of a stage is one that tensor cores are fast at, but for a sliver, and ends as it should by itself. */
+/* Each product of a stage is one that tensor cores are fast at, and ends as it should by itself. */
 static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
 {
     (void)state;
@@ -363,7 +363,7 @@ static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
         /* Four biases, the gradients of two, and GELU backward; both GELUs are ours in fp32. */
         assert_int_equal(after.fused - before.fused, precisions[i] == AQ_STAGE_TF32 ? 5 : 7);
         assert_true(after.tensor > before.tensor);
-        assert_true(after.slow - before.slow <= (after.tensor - before.tensor) / 4000);
+        assert_true(after.slow == before.slow);
     }
     aq_device_close(device);
 }

@@ -28,7 +28,7 @@ static inline struct aq_device *help_device(uint32_t threads)
 static inline struct aq_stage_config help_config(uint32_t blocks, uint32_t heads, uint32_t C, uint32_t V, uint32_t B,
                                                  uint32_t T)
 {
-    struct aq_stage_config config = {.B = B, .T = T, .slots = 1, .precision = AQ_STAGE_FP32};
+    struct aq_stage_config config = {.B = B, .T = T, .slots = 1, .precision = AQ_STAGE_FP32, .pads_vocabulary = true};
     aq_model_config_default(&config.model, "gpt2");
     config.model.blocks = blocks;
     config.model.heads = heads;

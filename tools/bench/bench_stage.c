@@ -333,7 +333,8 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
                              .B = which->B,
                              .T = which->T,
                              .loss_scale = which->precision == AQ_STAGE_FP16 ? 1024.0f : 1.0f};
-    struct aq_stage_config config = {.B = which->B, .T = which->T, .slots = 1, .precision = which->precision};
+    struct aq_stage_config config = {
+        .B = which->B, .T = which->T, .slots = 1, .precision = which->precision, .pads_vocabulary = true};
     struct aq_stage_size size;
     aq_model_config_default(&config.model, "gpt2");
     if (which->blocks) {

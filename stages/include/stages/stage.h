@@ -408,6 +408,8 @@ struct aq_stage_config {
                                         their gradient stays: half of its bytes, or all rows in 16 bits */
     bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient is
                                         on them: on a GPU. aq_stage_open takes no notice on a CPU       */
+    bool pads_vocabulary;            /* a head's products are of a multiple of 128 words (16 of a small vocabulary): on
+                                        a GPU's tensor cores. aq_stage_open takes no notice elsewhere   */
     uint32_t tied_rows;              /* most rows of a tied table that the batches of one step name; 0: a head behind a
                                         cut is a separate tensor (aq_stage_tied_floats)                 */
 };
@@ -428,6 +430,7 @@ struct aq_stage_size {
     uint64_t shared;            /* of the parameters: floats whose gradients are summed along the pipeline */
     uint64_t tied;              /* floats of the tied table where the stage has it, or a copy of it    */
     uint64_t copied;            /* of the buffers: those of the copy, which have gradients             */
+    uint64_t room;              /* values behind weights and gradients that a head's products reach    */
     uint64_t host_bytes;        /* pinned, of all slots: what the host gives a device and gets from it */
     uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */

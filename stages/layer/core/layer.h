@@ -127,6 +127,12 @@ void layer_list_buffer(struct layer_list *list, const char *name, uint64_t colum
  * it must be the same, or the error prints the hint. NULL: no file has it twice.
  */
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
+/*
+ * Products of the layer reach so many values past the end of a tensor: they multiply what lies there by 0 or use no
+ * result of it, and add 0 to the gradients there. Mostly that is the next tensor; behind the last one the stage has
+ * that much room.
+ */
+void layer_list_room(struct layer_list *list, uint64_t values);
 
 /* A frozen weight that is kept in fewer bits: its parts (stages/frozen/frozen_store.h), on the device. */
 struct layer_packed {

@@ -7,7 +7,8 @@
  * does.
  *
  * Tensor cores are fed 16 bytes at a time. If the operands' rows start at such a boundary but an extent along them does
- * not end at one (GPT-2's vocabulary is odd), the product is made of parts: the whole pieces, and the rest, a sliver.
+ * not end at one, the product is made of parts: the whole pieces, and the rest, a sliver. A head's vocabulary has more
+ * words than it needs instead (aq_stage_config.pads_vocabulary).
  *
  * Operands of another type than the product's (never those of a model: stages round theirs once) are converted in the
  * stream's scratch memory.
