@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -337,8 +338,8 @@ def scenario_dials():
 
 
 @contextlib.contextmanager
-def relay(port=0, *arguments):
-    """`aqpiped --relay` on this machine: its port."""
+def relay(port=0, *arguments, by=signal.SIGTERM):
+    """`aqpiped --relay` on this machine: its port. `by`: the signal that ends it."""
     port_file = ROOT / "relay.port"
     port_file.unlink(missing_ok=True)
     with open(ROOT / "relay.txt", "ab") as log:
@@ -348,7 +349,7 @@ def relay(port=0, *arguments):
         jobs.await_file(port_file)
         yield int(port_file.read_text())
     finally:
-        process.terminate()
+        process.send_signal(by)
         check(process.wait(jobs.PATIENCE) == 0, f"the relay ended with {process.returncode}")
 
 
@@ -415,7 +416,7 @@ def relay_that_dies(port, keys):
     """A relay that ends while a job runs, and comes back at its port: how many links healed."""
     path = manifest("again", **keys)
     hold = jobs.Hold(4)
-    with relay(port):
+    with relay(port, by=signal.SIGHUP):
         process = start(path, environment=hold.environment(), lines=False)
         hold.reached(process)
     with relay(port):
