@@ -11,8 +11,9 @@ import subprocess
 import time
 
 import jobs
+import rounds
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
-from kit import BIN, REPLICAS, RESTARTED, ROOT, marked, refused, same_run, start
+from kit import BIN, REPLICAS, RESTARTED, ROOT, end, marked, refused, same_run, start
 
 
 def scenario_tls():
@@ -410,6 +411,28 @@ def scenario_relay():
         done = subprocess.run([BIN / "aqpiped", *arguments], capture_output=True, text=True, timeout=jobs.PATIENCE)
         check(done.returncode == 2, f"aqpiped {arguments}: {done.returncode} {done.stderr}")
     no_workers("relay")
+
+
+def scenario_relay_rounds():
+    """reduce.patience where all stages dial: the round ends without a lost replica; a stage that dials does not return by itself, so all start again from that round's checkpoint, over the relay. The bits are those of a return without one."""
+    folder = ROOT / "keys"
+    check(aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4).returncode == 0, "keys init")
+    keys = {**rounds.ROUNDS, "security.keys": str(folder)}
+    rounds.lose("near", keys, 3, 6)
+    with relay() as port:
+        path = manifest("far", **{**keys, "link.relay": f"127.0.0.1:{port}", "pipeline.stages": "[{layers: 0-2, dials: true}, {layers: 3-5, dials: true}]"})
+        hold = jobs.Hold(6, "backward", 3)
+        process = start(path, environment=hold.environment(), lines=False)
+        end(hold.reached(process))
+        hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 0, f"far: {process.returncode}: {errors[-3000:]}")
+    for name in ("near", "far"):
+        check(rounds.rounds(name) == [(8, [0], [1])], f"{name}: {rounds.rounds(name)}")
+    check(not metrics("near", "restart") and [line["step"] for line in metrics("far", "restart")] == [8], f"far: {metrics('far', 'restart')}")
+    check(weights("far") == weights("near") and losses("far") == losses("near"), "far: other weights than without the relay")
+    check((ROOT / "far" / "logs" / "stage-0.log").read_text().count("waits at the relay") == 2, "far: its links are not relayed")
+    no_workers("relay_rounds")
 
 
 def relay_that_dies(port, keys):
