@@ -29,10 +29,10 @@ if(TARGET aqpipe)
   foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views images_100 tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_rates replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan wan_far relay relay_nat offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan wan_far relay relay_rounds relay_nat offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_dora lora_packed
-      local local_resume local_reshard local_void rounds rounds_average rounds_coded rounds_late rounds_return rounds_speed rounds_links rounds_bad_input rounds_mark rounds_mark_speed rounds_more rounds_steps rounds_steps_kinds rounds_steps_coded rounds_steps_late rounds_steps_void rounds_steps_bad_input
+      local local_resume local_reshard local_void rounds rounds_average rounds_coded rounds_late rounds_return rounds_speed rounds_links rounds_bad_input rounds_mark rounds_mark_speed rounds_more rounds_steps rounds_steps_kinds rounds_steps_coded rounds_steps_late rounds_steps_void rounds_steps_losses rounds_steps_links rounds_steps_bad_input
       rounds_hosts rounds_hosts_more
       new_head own_images surroundings key_sweep bad_disk
       generate generate_pipeline generate_broken eval)

@@ -101,9 +101,9 @@ def isolated(on):
     BIN = BIN / "isolated" if on else BIN.parent
 
 
-def faulty(links=None, checkpoint=None, hold=None):
-    """The environment of a launch whose links break, whose checkpoints are slow, or whose workers stop (kit/faulty_worker.c)."""
-    asked = {"AQPIPE_WORKER": str(BIN / "aqpipe_faulty"), "FAULTY_LINKS": links, "FAULTY_CHECKPOINT": checkpoint, "FAULTY_HOLD": hold}
+def faulty(links=None, checkpoint=None, hold=None, slow=None):
+    """The environment of a launch whose links break, whose checkpoints or a rank are slow, or whose workers stop (kit/faulty_worker.c)."""
+    asked = {"AQPIPE_WORKER": str(BIN / "aqpipe_faulty"), "FAULTY_LINKS": links, "FAULTY_CHECKPOINT": checkpoint, "FAULTY_HOLD": hold, "FAULTY_SLOW": slow}
     return {name: str(value) for name, value in asked.items() if value is not None}
 
 

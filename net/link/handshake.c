@@ -548,7 +548,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
             drop_answered(listener);
             return asked;
         }
-        aq_listener_sleep(listener, again_ns, aq_handshake_until(config, deadline_ns));
+        aq_listener_sleep(listener, again_ns, aq_handshake_until(config, -1, deadline_ns));
     }
     struct aq_byte_stream *stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;
@@ -655,7 +655,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
         if (asked != AQ_AGAIN) return asked;
         h->stream->ops->wait(h->stream, h->writing_now, &wait);
         const uint64_t ends = wait.wake_ns < h->deadline_ns ? wait.wake_ns : h->deadline_ns;
-        const uint64_t until = aq_handshake_until(config, ends);
+        const uint64_t until = aq_handshake_until(config, wake_fd, ends);
         const uint64_t ns = until > now ? until - now : 0;
         const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
         struct pollfd fds[2] = {{.fd = wait.fd, .events = wait.events}, {.fd = wake_fd, .events = POLLIN}};

@@ -2,8 +2,8 @@
  * handshake.h -- one peer between its connection and its link, and the listener that has several of them in hand.
  *
  * handshake.c drives them in the caller's thread (accept, connect); healer.c drives the same machine in the healer's.
- * Locking: a listener and its hands are the caller's until aq_listener_close, then the porter's; the counts and the
- * life of the memory stay the caller's.
+ * Locking: a listener and its hands are the caller's until aq_listener_close or aq_listener_rest, then the porter's,
+ * after a rest until the next accept; the counts and the life of the memory stay the caller's.
  */
 #ifndef NET_HANDSHAKE_H
 #define NET_HANDSHAKE_H
@@ -101,10 +101,11 @@ static inline enum aq_status aq_handshake_asked(const struct aq_link_config *con
     return config->meanwhile ? config->meanwhile(config->context) : AQ_AGAIN;
 }
 
-/* The time of the next such question, until_ns at the latest. */
-static inline uint64_t aq_handshake_until(const struct aq_link_config *config, uint64_t until_ns)
+/* The time of the next such question, until_ns at the latest. With a wake_fd the caller is asked when that is written
+ * to, and not by the clock. */
+static inline uint64_t aq_handshake_until(const struct aq_link_config *config, int wake_fd, uint64_t until_ns)
 {
-    const uint64_t ask_ns = config->meanwhile ? aq_clock_after(AQ_MEANWHILE_NS) : until_ns;
+    const uint64_t ask_ns = config->meanwhile && wake_fd == -1 ? aq_clock_after(AQ_MEANWHILE_NS) : until_ns;
     return ask_ns < until_ns ? ask_ns : until_ns;
 }
 

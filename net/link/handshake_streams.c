@@ -144,7 +144,7 @@ static enum aq_status dial_all(struct aq_net *net, struct aq_handshake *h, struc
         }
         const enum aq_status asked = aq_handshake_asked(config);
         if (asked != AQ_AGAIN) return asked;
-        wake_ns = aq_handshake_until(config, wake_ns);
+        wake_ns = aq_handshake_until(config, wake_fd, wake_ns);
         const uint64_t ns = wake_ns > now ? wake_ns - now : 0;
         const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
         fds[others] = (struct pollfd){.fd = wake_fd, .events = POLLIN};

@@ -3,7 +3,8 @@
  *
  * The loop owns the link, the healer owns acceptors, dialling and handshakes (they may block: names, TLS). There are
  * two healers: the dialler, one thread for each link that was made by connecting, and the porter, one thread for each
- * listener that its caller has closed while links made through it live. `phase` names the mailbox's owner:
+ * listener that its caller has closed, or lets rest, while links made through it live. `phase` names the mailbox's
+ * owner:
  *
  *     STANDING  the loop's: the link has a stream                 -> PARKED by the loop, ASKED by the porter
  *     ASKED     the loop's: the peer came again, give up the old  -> PARKED by the loop

@@ -92,6 +92,10 @@ static void dial_again(struct aq_heal *heal)
             aq_handshake_sleep(heal->wake_fd, aq_clock_after(AQ_BACK_OFF_NS_MAX));
             continue;
         }
+        if (aq_heal_phase(heal) != HEAL_PARKED) { /* its ring may have been read already: no sleep here would end */
+            aq_handshake_drop(&h);
+            return;
+        }
         const char *text = aq_handshake_try_text(&h, status);
         aq_log(AREA, 2, "dial %.*s attempt=%u: the peer %s", aq_address_shown(address), address, attempt + 1, text);
         small = !small && aq_handshake_stuck(&h, status);
@@ -275,7 +279,7 @@ static void porter_run(void *context)
     struct aq_listener *listener = context;
     for (;;) {
         hear(listener->wake_fd);
-        if (atomic_load_explicit(&listener->stop, memory_order_acquire)) return; /* pairs with listener_end */
+        if (atomic_load_explicit(&listener->stop, memory_order_acquire)) return; /* pairs with thread_end */
         uint64_t again_ns;
         aq_acceptor_thread_turn(listener, &again_ns);
         aq_listener_sleep(listener, again_ns, AQ_NEVER);

@@ -70,14 +70,6 @@ void aq_link_relay_stats(const struct aq_relay *relay, struct aq_relay_stats *ou
 
 /* ---- new connections ---- */
 
-static uint64_t source_of(const struct sockaddr_storage *from)
-{
-    const struct sockaddr_in *four = (const struct sockaddr_in *)from;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)from;
-    return from->ss_family == AF_INET6 ? aq_source_of(&six->sin6_addr, sizeof six->sin6_addr)
-                                       : aq_source_of(&four->sin_addr, sizeof four->sin_addr);
-}
-
 /* Its place, by the rule of all listeners: one in a room stays, one without a hello may have to go. */
 static uint32_t place_for(struct aq_relay *relay, uint64_t source)
 {
@@ -119,7 +111,7 @@ static bool let_in(struct aq_relay *relay)
             aq_log_limited(&relay->lines, "relay", 1, "no connection can be accepted: %s", strerror(errno));
             return false;
         }
-        const uint64_t source = source_of(&from);
+        const uint64_t source = aq_sockaddr_source((const struct sockaddr *)&from);
         const uint32_t at = place_for(relay, source);
         if (at == AQ_ADMISSION_REFUSED) {
             relay->stats.refused++;

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,8 @@ static const struct aq_transport *const TRANSPORTS[] = {
 static enum aq_status malformed(const char *text, const char *why)
 {
     return aq_fail(AQ_INVAL, "net",
-                   "address '%.*s': %s; write [tls+]tcp://host:port, quic in place of tcp, or sim://name",
+                   "address '%.*s': %s; write [tls+]tcp://host:port, quic in place of tcp, "
+                   "relay://host:port?room=ID, or sim://name",
                    aq_address_shown(text), text, why);
 }
 
@@ -272,4 +274,12 @@ void aq_sockaddr_name(const struct sockaddr *address, socklen_t bytes, char *out
         snprintf(out, AQ_NAME_BYTES, "(unknown)");
     else
         snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+uint64_t aq_sockaddr_source(const struct sockaddr *address)
+{
+    const struct sockaddr_in *four = (const struct sockaddr_in *)address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
+    return address->sa_family == AF_INET6 ? aq_source_of(&six->sin6_addr, sizeof six->sin6_addr)
+                                          : aq_source_of(&four->sin_addr, sizeof four->sin_addr);
 }

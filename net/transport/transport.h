@@ -177,5 +177,7 @@ bool aq_byte_stream_proved(const struct aq_byte_stream *stream);
 
 /* "192.0.2.1:4000", "[2001:db8::1]:4000": of AQ_NAME_BYTES. */
 void aq_sockaddr_name(const struct sockaddr *address, socklen_t bytes, char *out);
+/* aq_source_of its host, IPv4 or IPv6. */
+uint64_t aq_sockaddr_source(const struct sockaddr *address);
 
 #endif

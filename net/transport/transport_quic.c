@@ -19,7 +19,8 @@
  *
  * A stream is moved by its calls: each read takes packets, runs timers and sends what is due; each write sends. Parity
  * follows the losses of the last minute (rows_for); those of a full queue call for none. "quic://host:port?parity=0"
- * sends none; "segment=n": packets of 1200 bytes; "idle=n": n seconds in place of IDLE_S (the less of both ends).
+ * sends none; "segment=n": packets of 1200 bytes; "idle=n": it ends after n seconds without a packet of
+ * the peer, if that is less than IDLE_S. The smaller time of both ends holds for both.
  * close drops what was not acknowledged. Locking: as any stream.
  */
 #include "transport.h" /* without QUIC it is all there is */

@@ -67,14 +67,6 @@ static bool own(int fd)
                                       : four[0]->sin_addr.s_addr == four[1]->sin_addr.s_addr;
 }
 
-static uint64_t source_of(const struct sockaddr *address)
-{
-    const struct sockaddr_in *four = (const struct sockaddr_in *)address;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
-    return address->sa_family == AF_INET6 ? aq_source_of(&six->sin6_addr, sizeof six->sin6_addr)
-                                          : aq_source_of(&four->sin_addr, sizeof four->sin_addr);
-}
-
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_byte_stream **out)
 {
     const int on = 1, queue = QUEUE_BYTES, idle_s = IDLE_S;
@@ -84,7 +76,7 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     tcp->fd = fd;
     aq_sockaddr_name(peer, bytes, tcp->stream.name);
     tcp->stream.local = aq_endpoint_loopback_address(peer) || own(fd);
-    tcp->stream.source = source_of(peer);
+    tcp->stream.source = aq_sockaddr_source(peer);
     tcp->queue_bytes = queue;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)

@@ -95,6 +95,7 @@ static int serve_relay(const struct asked *asked)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
     aq_control_descriptors(DESCRIPTORS);
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) return wrong("sigprocmask failed");
     const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -112,15 +113,6 @@ static int serve_relay(const struct asked *asked)
            (unsigned long long)stats.refused);
     aq_link_relay_close(relay);
     return aq_exit_of(status);
-}
-
-static const char *rate_read(const char *text, void *to)
-{
-    char *end;
-    errno = 0;
-    *(double *)to = strtod(text, &end);
-    return *text && !*end && errno == 0 && *(double *)to >= 0 && *(double *)to <= 1e6 ? NULL
-                                                                                      : "must be 0 to 1000000 Mbit/s";
 }
 
 static const char *folder_read(const char *text, void *to)
@@ -174,8 +166,9 @@ static const struct aq_option options[] = {
         TEXT, struct asked, relay.listen, "relay", "HOST:PORT",
         "instead of running jobs, be a relay: two stages that both dial meet here (link.relay, docs/NETWORKS.md). It "
         "sees only ciphertext and has no keys; let a firewall choose who reaches it"),
-    AQ_ROW_READ(rate_read, struct asked, relay.rate_mbps, "relay-rate", "MBPS",
-                "of a relay: the most that the connections of one room carry together (default 1000; 0: no bound)"),
+    AQ_ROW_RANGE(NUMBER, struct asked, relay.rate_mbps, "relay-rate", "MBPS", 0, 1e6,
+                 "of a relay: the most Mbit/s that the connections of one room carry together (default 1000; 0: no "
+                 "bound)"),
     AQ_ROW(TEXT, struct asked, own_address, "own-address", "HOST",
            "print the address of this machine on the route to HOST ('*': as most others see it), and end"),
     AQ_ROW(FLAG, struct asked, version, "version", NULL, "which version this is"),

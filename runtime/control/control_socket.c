@@ -188,14 +188,6 @@ static enum aq_status judge(enum aq_status status, const char *address, const ch
     return refused;
 }
 
-static enum aq_status expect(struct aq_control *control, const char *address, const char *event, uint64_t deadline_ns,
-                             json_t **out)
-{
-    json_t *message = NULL;
-    const enum aq_status status = aq_control_receive(control, deadline_ns, &message);
-    return judge(status, address, event, message, out);
-}
-
 /* Our answer to its `hello`, whose reference is taken; `wanted` is the proof that its `welcome` must have. */
 static enum aq_status answer_hello(struct aq_control *control, const char *address, const struct aq_token *token,
                                    json_t *hello, char wanted[AQ_PROOF_CHARS + 1])
@@ -228,17 +220,6 @@ static enum aq_status check_welcome(json_t *welcome, const char *address, const 
         status = aq_fail(AQ_REFUSED, "control", "the daemon at %s does not have our token", address);
     json_decref(welcome);
     return status;
-}
-
-static enum aq_status greet(struct aq_control *control, const char *address, const struct aq_token *token,
-                            uint64_t deadline_ns)
-{
-    json_t *message;
-    char wanted[AQ_PROOF_CHARS + 1];
-    AQ_TRY(expect(control, address, "hello", deadline_ns, &message));
-    AQ_TRY(answer_hello(control, address, token, message, wanted));
-    AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
-    return check_welcome(message, address, wanted);
 }
 
 /* The first thing on the socket, before the greeting. */
@@ -284,24 +265,6 @@ static enum aq_status open_channel(int fd, const char *address, struct aq_tls *t
     *out = control;
     return AQ_OK;
 }
-
-enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
-                               uint64_t deadline_ns, struct aq_control **out)
-{
-    int fd;
-    struct aq_control *control;
-    AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
-    AQ_TRY(open_channel(fd, address, tls, &control));
-    const enum aq_status status = greet(control, address, token, deadline_ns);
-    if (status != AQ_OK) {
-        aq_control_close(control);
-        return status;
-    }
-    *out = control;
-    return AQ_OK;
-}
-
-/* ---- without waiting ---- */
 
 struct aq_control_meeting {
     char address[AQ_ADDRESS_BYTES];
@@ -355,6 +318,13 @@ static void drop_socket(struct aq_control_meeting *meeting, int error)
     meeting->error = error;
 }
 
+static enum aq_status not_reached(const struct aq_control_meeting *meeting, int error)
+{
+    errno = error;
+    return aq_fail_errno("control", "cannot reach the daemon at %s (start aqpiped there, or open its port)",
+                         meeting->address);
+}
+
 /* AQ_OK: meeting->fd is connected. */
 static enum aq_status connect_turn(struct aq_control_meeting *meeting)
 {
@@ -375,9 +345,7 @@ static enum aq_status connect_turn(struct aq_control_meeting *meeting)
         if (meeting->fd == -1 || (connect(meeting->fd, to->ai_addr, to->ai_addrlen) != 0 && errno != EINPROGRESS))
             drop_socket(meeting, errno);
     }
-    errno = meeting->error;
-    return aq_fail_errno("control", "cannot reach the daemon at %s (start aqpiped there, or open its port)",
-                         meeting->address);
+    return not_reached(meeting, meeting->error);
 }
 
 static enum aq_status meeting_turn(struct aq_control_meeting *meeting)
@@ -404,7 +372,8 @@ enum aq_status aq_control_meeting_turn(struct aq_control_meeting *meeting, struc
 {
     enum aq_status status = meeting_turn(meeting);
     if (status == AQ_AGAIN && aq_clock_ns() > meeting->deadline_ns)
-        status = aq_fail(AQ_TIMEOUT, "control", "%s does not answer: does an aqpiped run there?", meeting->address);
+        status = meeting->control ? judge(AQ_TIMEOUT, meeting->address, "", NULL, NULL)
+                                  : not_reached(meeting, ETIMEDOUT);
     if (status != AQ_OK) return status;
     *out = meeting->control;
     meeting->control = NULL;
@@ -418,6 +387,21 @@ void aq_control_meeting_end(struct aq_control_meeting *meeting)
     aq_control_close(meeting->control);
     freeaddrinfo(meeting->list);
     aq_free(meeting);
+}
+
+enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                               uint64_t deadline_ns, struct aq_control **out)
+{
+    struct aq_control_meeting *meeting;
+    enum aq_status status;
+    AQ_TRY(aq_control_meeting_begin(address, token, tls, deadline_ns, &meeting));
+    while ((status = aq_control_meeting_turn(meeting, out)) == AQ_AGAIN) {
+        struct pollfd poller = {.fd = aq_control_meeting_fd(meeting), .events = aq_control_meeting_events(meeting)};
+        const uint64_t now = aq_clock_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000 + 1 : 0;
+        (void)poll(&poller, 1, left_ms > 1000 ? 1000 : (int)left_ms);
+    }
+    aq_control_meeting_end(meeting);
+    return status;
 }
 
 void aq_control_descriptors(uint64_t count)

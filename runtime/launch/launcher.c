@@ -254,7 +254,8 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     if (status != AQ_OK) {
         if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text()))
             result->transient = launch->again || launcher->private_silent;
-    } else if (hosts_start(launcher) == AQ_OK) {
+    } else {
+        hosts_start(launcher);
         while (launcher_turn(launcher))
             continue;
     }

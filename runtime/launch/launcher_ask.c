@@ -35,9 +35,9 @@ enum aq_status aq_asking_open(const struct aq_launch *launch, struct aq_asking *
     watch_open(launcher);
     enum aq_status status = hosts_open(launcher);
     if (status == AQ_OK) {
-        if (hosts_start(launcher) == AQ_OK)
-            while ((!launcher->gone || launcher->cause != CAUSE_NONE) && launcher_turn(launcher))
-                continue;
+        hosts_start(launcher);
+        while ((!launcher->gone || launcher->cause != CAUSE_NONE) && launcher_turn(launcher))
+            continue;
         if (!launcher->gone || launcher->cause != CAUSE_NONE) status = why(asking);
     }
     if (status == AQ_OK)

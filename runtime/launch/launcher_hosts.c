@@ -177,7 +177,7 @@ enum aq_status hosts_open(struct launcher *launcher)
     return AQ_OK;
 }
 
-enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns)
+void host_start(struct launcher *launcher, uint32_t rank, bool returns)
 {
     const struct aq_launch *launch = launcher->launch;
     aq_watch_stage_begin(&launcher->watch, rank, launcher->stages[rank].host);
@@ -202,16 +202,13 @@ enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns
     if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
     if (returns) json_object_set_new(message, "returns", json_true());
     stage_send(launcher, rank, message);
-    if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
     launcher->stages[rank].state = STAGE_STARTED;
-    return AQ_OK;
 }
 
-enum aq_status hosts_start(struct launcher *launcher)
+void hosts_start(struct launcher *launcher)
 {
     for (uint32_t r = 0; r < launcher->ranks; r++)
-        AQ_TRY(host_start(launcher, r, false));
-    return AQ_OK;
+        host_start(launcher, r, false);
 }
 
 /* How the private daemon ended, in words. Waits a moment for its end. */

@@ -153,8 +153,9 @@ struct launcher {
 
 /* launcher_hosts.c */
 enum aq_status hosts_open(struct launcher *launcher);
-enum aq_status hosts_start(struct launcher *launcher);
-enum aq_status host_start(struct launcher *launcher, uint32_t rank, bool returns); /* one rank's worker */
+/* Of all ranks, or of one: a daemon that cannot be told is lost soon (host_send). */
+void hosts_start(struct launcher *launcher);
+void host_start(struct launcher *launcher, uint32_t rank, bool returns);
 /* why: the rest of a sentence that begins with the daemon; NULL: by the status. Only its replicas are lost, or it is
  * the run's cause. */
 void host_lost(struct launcher *launcher, struct host *host, enum aq_status status, const char *why);

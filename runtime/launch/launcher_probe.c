@@ -317,7 +317,7 @@ enum aq_status aq_probe_run(const struct aq_launch *launch, struct aq_probe_pair
     watch_open(launcher);
     enum aq_status status = hosts_open(launcher);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
-    if (status == AQ_OK) (void)hosts_start(launcher);
+    if (status == AQ_OK) hosts_start(launcher);
     if (launcher->cause == CAUSE_NONE && await_ready(probe))
         for (uint32_t i = 0; i < count; i++) {
             aq_progress_phase(launch->progress, "measures rank %u to rank %u (%u of %u)", pairs[i].from, pairs[i].to,

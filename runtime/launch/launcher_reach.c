@@ -10,7 +10,9 @@
  * knows of no job; it may also be the old one, which refuses a job until it has noticed that its launcher's connection
  * has ended, and has reaped its workers. Either way it takes the job anew, and its workers are new ones.
  *
- * Nothing here waits: the other daemons are heard meanwhile. The exception is a name server, if the address has a name.
+ * Nothing here waits: the other daemons are heard meanwhile. The exceptions are a name server, if the address has a
+ * name, and the end of an ssh process, for 1 s at most: when the agent is lost (death_of), and when it has not taken
+ * the job (agent_why).
  * The loss of the private daemon is that of the whole run. The user is told of the loss, of each new reason why a try
  * fails, and of the end of it.
  */

@@ -101,15 +101,16 @@ static uint32_t living(const struct launcher *launcher)
     return count;
 }
 
-/* Those of them that have weights: not who waits for the checkpoint of the round that has just ended. */
-static uint32_t living_with_weights(const struct launcher *launcher)
+/* Does another one that lives have weights? Who waits for the checkpoint of the round that has just ended has none. */
+static bool others_have_weights(const struct launcher *launcher, uint32_t replica)
 {
     const struct launcher_rounds *rounds = &launcher->rounds;
-    uint32_t count = 0;
-    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
-        count += !rounds->replicas[w].lost && !(rounds->without && rounds->replicas[w].state == REPLICA_ENTERS &&
-                                                rounds->replicas[w].from == rounds->without);
-    return count;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        const struct launcher_replica *of = &rounds->replicas[w];
+        const bool waits = rounds->without && of->state == REPLICA_ENTERS && of->from == rounds->without;
+        if (w != replica && !of->lost && !waits) return true;
+    }
+    return false;
 }
 
 bool launcher_is_dropped(const struct launcher *launcher, uint64_t step)
@@ -134,7 +135,7 @@ static bool can_lose(const struct launcher *launcher, uint32_t replica)
     const uint64_t decided = launcher->rounds.decided;
     if (!is_on(launcher) || !launcher->gone || launcher->aborting || launcher->cause != CAUSE_NONE || launch->bits)
         return false;
-    if (next_round(launcher) == launch->bounds.steps || living_with_weights(launcher) < 2) return false;
+    if (next_round(launcher) == launch->bounds.steps || !others_have_weights(launcher, replica)) return false;
     const uint64_t last = launcher->last_step ? launcher->last_step : launcher->result->early_step;
     if (last && decided >= last) return false;                   /* no round follows, which it could enter */
     if (!launcher->rounds.replicas[replica].member) return true; /* it has not averaged with the others yet */

@@ -166,6 +166,7 @@ void launcher_steps_add(const struct launcher *launcher, uint32_t rank, json_t *
 
 void launcher_steps_note(const struct launcher *launcher, json_t *line)
 {
+    if (!is_on(launcher)) return;
     json_t *steps = json_array(), *position = json_array(), *updates = json_array();
     for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
         const struct launcher_share *share = &launcher->rounds.replicas[w].share;
@@ -173,14 +174,9 @@ void launcher_steps_note(const struct launcher *launcher, json_t *line)
         json_array_append_new(position, json_integer((json_int_t)share->position));
         json_array_append_new(updates, json_integer((json_int_t)share->updates));
     }
-    if (is_on(launcher)) {
-        json_object_set(line, "steps", steps);
-        json_object_set(line, "position", position);
-        json_object_set(line, "updates", updates);
-    }
-    json_decref(steps);
-    json_decref(position);
-    json_decref(updates);
+    json_object_set_new(line, "steps", steps);
+    json_object_set_new(line, "position", position);
+    json_object_set_new(line, "updates", updates);
 }
 
 /* ---- a run that resumes ---- */

@@ -6,16 +6,19 @@
  * has it from its checkpoint and measures nothing: what was measured once is not measured alike again. Each stage
  * chooses for itself, because it has its own parameters and links.
  */
+#include <assert.h>
+
 #include "net/collective.h"
 #include "reduce_measure.h"
 #include "worker.h"
 
-/* Measurements that ranks exchange before they choose. */
+/* Measurements that ranks exchange before they choose: as they are here, on the wire. */
 struct said {
-    uint32_t index; /* chosen in an attempt to average that failed, or AQ_CHOICE_NONE */
+    uint64_t index; /* chosen in an attempt to average that failed, or AQ_CHOICE_NONE */
     struct aq_grad_scene scene;
     double value_s[AQ_GRAD_CANDIDATES_MAX];
 };
+static_assert(sizeof(struct said) == 8 * (1 + 3 + AQ_GRAD_CANDIDATES_MAX), "no byte of a message is padding");
 
 enum aq_status aq_worker_choose_open(struct aq_worker *worker)
 {
@@ -57,6 +60,9 @@ static enum aq_status join(struct aq_worker *worker, struct said *slowest)
         slowest->value_s[c] = worker->replicas.choice.value_s[c];
     AQ_TRY(aq_all_gather(worker->replicas.group, slowest, sizeof *slowest, all));
     for (uint32_t w = 0; w < aq_group_size(worker->replicas.group); w++) {
+        if (all[w].index != AQ_CHOICE_NONE && all[w].index >= worker->replicas.choice.count)
+            return aq_fail(AQ_PROTO, "worker", "rank %u of the replicas averages in codec %llu, and there are %u", w,
+                           (unsigned long long)all[w].index, worker->replicas.choice.count);
         if (all[w].index != AQ_CHOICE_NONE) slowest->index = all[w].index;
         if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
         for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
@@ -95,7 +101,7 @@ enum aq_status aq_worker_choose(struct aq_worker *worker)
         costs[c].bytes = aq_plan_coded_bytes(worker->plan, worker->position, &choice->candidates[c].config);
         costs[c].pack_s = said.value_s[c] * (double)worker->me->size.parameters;
     }
-    uint32_t index = said.index;
+    uint32_t index = (uint32_t)said.index;
     if (index == AQ_CHOICE_NONE) {
         index = aq_grad_choose(costs, choice->count, &said.scene);
         AQ_TRY(aq_broadcast(worker->replicas.group, 0, &index, sizeof index)); /* no arithmetic need be alike */
@@ -104,7 +110,7 @@ enum aq_status aq_worker_choose(struct aq_worker *worker)
         AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
         AQ_TRY(aq_worker_group_prepare(worker));
     } else if (index != mine) {
-        return aq_fail(AQ_MISMATCH, "worker", "a replica averages in codec %u, this one in %u", index, mine);
+        return aq_fail(AQ_PROTO, "worker", "a replica averages in codec %u, this one in %u", index, mine);
     }
     choice->due = worker->job->reduce.patience_ns > 0; /* until all have the mean: worker_local.c */
     choice->name = choice->candidates[index].name;

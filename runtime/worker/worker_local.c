@@ -113,11 +113,16 @@ static enum aq_status members_told(struct aq_worker *w, const json_t *message, u
     return AQ_OK;
 }
 
+static uint64_t all_replicas(const struct aq_worker *w)
+{
+    return w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX;
+}
+
 /* All have the mean. */
 static enum aq_status over_told(struct aq_worker *w, const json_t *message)
 {
     struct aq_worker_members *rounds = &w->replicas.rounds;
-    const uint64_t all = w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX, step = rounds->step;
+    const uint64_t all = all_replicas(w), step = rounds->step;
     rounds->over = step;
     rounds->returns = false;
     w->replicas.choice.due = false;
@@ -251,8 +256,8 @@ static enum aq_status regroup(struct aq_worker *w)
 static enum aq_status group_of_members(struct aq_worker *w)
 {
     struct aq_worker_members *rounds = &w->replicas.rounds;
-    const uint64_t all = w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX;
-    const bool grouped = w->replicas.group && (rounds->grouped ? rounds->grouped : all) == rounds->members;
+    const uint64_t named = rounds->grouped ? rounds->grouped : all_replicas(w);
+    const bool grouped = w->replicas.group && named == rounds->members;
     if (grouped && rounds->returned == 0 && rounds->attempt == 1) return AQ_OK;
     aq_log("worker", AQ_LOG_WARNING,
            "step %" PRIu64 ": replicas %" PRIx64 " (bits) of %u average, attempt %u; %" PRIx64 " have returned",

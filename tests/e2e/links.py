@@ -5,13 +5,15 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import time
 
 import jobs
+import rounds
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
-from kit import BIN, REPLICAS, RESTARTED, ROOT, marked, refused, same_run, start
+from kit import BIN, REPLICAS, RESTARTED, ROOT, end, marked, refused, same_run, start
 
 
 def scenario_tls():
@@ -337,8 +339,8 @@ def scenario_dials():
 
 
 @contextlib.contextmanager
-def relay(port=0, *arguments):
-    """`aqpiped --relay` on this machine: its port."""
+def relay(port=0, *arguments, by=signal.SIGTERM):
+    """`aqpiped --relay` on this machine: its port. `by`: the signal that ends it."""
     port_file = ROOT / "relay.port"
     port_file.unlink(missing_ok=True)
     with open(ROOT / "relay.txt", "ab") as log:
@@ -348,7 +350,7 @@ def relay(port=0, *arguments):
         jobs.await_file(port_file)
         yield int(port_file.read_text())
     finally:
-        process.terminate()
+        process.send_signal(by)
         check(process.wait(jobs.PATIENCE) == 0, f"the relay ended with {process.returncode}")
 
 
@@ -411,11 +413,33 @@ def scenario_relay():
     no_workers("relay")
 
 
+def scenario_relay_rounds():
+    """reduce.patience where all stages dial: the round ends without a lost replica; a stage that dials does not return by itself, so all start again from that round's checkpoint, over the relay. The bits are those of a return without one."""
+    folder = ROOT / "keys"
+    check(aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4).returncode == 0, "keys init")
+    keys = {**rounds.ROUNDS, "security.keys": str(folder)}
+    rounds.lose("near", keys, 3, 6)
+    with relay() as port:
+        path = manifest("far", **{**keys, "link.relay": f"127.0.0.1:{port}", "pipeline.stages": "[{layers: 0-2, dials: true}, {layers: 3-5, dials: true}]"})
+        hold = jobs.Hold(6, "backward", 3)
+        process = start(path, environment=hold.environment(), lines=False)
+        end(hold.reached(process))
+        hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 0, f"far: {process.returncode}: {errors[-3000:]}")
+    for name in ("near", "far"):
+        check(rounds.rounds(name) == [(8, [0], [1])], f"{name}: {rounds.rounds(name)}")
+    check(not metrics("near", "restart") and [line["step"] for line in metrics("far", "restart")] == [8], f"far: {metrics('far', 'restart')}")
+    check(weights("far") == weights("near") and losses("far") == losses("near"), "far: other weights than without the relay")
+    check((ROOT / "far" / "logs" / "stage-0.log").read_text().count("waits at the relay") == 2, "far: its links are not relayed")
+    no_workers("relay_rounds")
+
+
 def relay_that_dies(port, keys):
     """A relay that ends while a job runs, and comes back at its port: how many links healed."""
     path = manifest("again", **keys)
     hold = jobs.Hold(4)
-    with relay(port):
+    with relay(port, by=signal.SIGHUP):
         process = start(path, environment=hold.environment(), lines=False)
         hold.reached(process)
     with relay(port):

@@ -49,17 +49,17 @@ class Daemons:
             daemon.wait()
 
 
-def lose(name, keys, daemons, rank, kill, back, away=0):
+def lose(name, keys, daemons, rank, kill, back, away=0, log=None):
     """Launch, and kill(launcher) a daemon in the middle of step 6, where the worker of `rank` is held. back(): a daemon answers there again: when the
     loss was told, or in the round after the one that ends without the replica (`away`). Nobody trains the last step of that round before the replica
-    can return. Answers what the launcher said."""
+    can return; or the rounds that it misses are those of `log`. Answers what the launcher said."""
     path, said = manifest(name, **keys), ROOT / f"{name}.err"
     for held in daemons.holds.glob("*.held"):  # of the launch before
         held.unlink()
     hold = jobs.Hold(6, "backward", rank, daemons.holds)
-    living = jobs.Hold(12 if away else 8, "forward", 4 if rank < 4 else 0, daemons.holds)
+    living = None if log else jobs.Hold(12 if away else 8, "forward", 4 if rank < 4 else 0, daemons.holds)
     with open(said, "w", encoding="utf-8") as file:
-        process = subprocess.Popen([BIN / "aqpipe", "launch", path, "--no-progress"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
+        process = subprocess.Popen([BIN / "aqpipe", "launch", path, "--no-progress", *(("--rounds", log) if log else ())], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
                                    env={**os.environ, **hold.environment()})
     try:
         hold.reached(process)
@@ -68,12 +68,13 @@ def lose(name, keys, daemons, rank, kill, back, away=0):
         jobs.await_text(said, "is tried again until it answers", process)
         if not away:
             back()
-        living.reached(process)
-        if away:
-            check(rounds(name)[0][2] == [rank // 2], f"{name}: {rounds(name)}")
-            back()
-        can_return(name, process, rank // 2 * 2, rank // 2 * 2 + 1)
-        living.release()
+        if living:
+            living.reached(process)
+            if away:
+                check(rounds(name)[0][2] == [rank // 2], f"{name}: {rounds(name)}")
+                back()
+            can_return(name, process, rank // 2 * 2, rank // 2 * 2 + 1)
+            living.release()
         process.wait(jobs.PATIENCE)
     finally:
         process.kill()
@@ -106,6 +107,13 @@ def scenario_rounds_hosts():
             check(len(metrics(name)) == len(metrics("calm")), f"{name}: steps are missing")
         repeated("host", keys, resumes=False)
         repeated("long", keys, resumes=False)
+        # Each step is a round: it misses the step of its loss and the next one, whatever time its daemon takes.
+        log, steps = ROOT / "away.jsonl", {**keys, "reduce.every": 1}
+        log.write_text(json.dumps({"event": "round", "step": 7, "without": [1]}) + "\n")
+        said = lose("steps", steps, daemons, 2, lambda _: daemons.kill(1), lambda: daemons.begin(1), log=log)
+        came_back("steps", said, f"the daemon of {daemons.address(1)}", 1, 6, 7)
+        check(weights("steps") != weights("host"), "reduce.every: 1 is as 4")
+        repeated("steps", steps, resumes=False)
     finally:
         daemons.close()
     no_workers("rounds_hosts")

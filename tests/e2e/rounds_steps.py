@@ -7,7 +7,7 @@ import jobs
 from jobs import check, launch, losses, manifest, metrics, no_workers, raw, weights
 from kit import OPTIMIZERS, REPLICAS, ROOT, arrays, complete, end, marked, refused, start
 from replicas import with_value
-from rounds import can_return, entered, rounds, whole_run
+from rounds import UNSAID, can_return, entered, rounds, whole_run
 
 STEPS = {**REPLICAS, **raw(), **raw("backward"), "reduce.patience": "300s", "train.epochs": 4, "checkpoint.every": "4 steps", "checkpoint.keep": 20,
          "train.evaluate_every": "2 steps"}
@@ -16,18 +16,25 @@ CODED = {"fp32": {}, "sign": {"reduce.codec": "sign"}, "q8": {"reduce.codec": "q
          "topk": {"reduce.codec": "topk", "reduce.density": 0.1}, "careless": {"reduce.codec": "q4", "reduce.error_feedback": "false"}}
 
 
-def lose(name, keys, rank, step, phase, act=end, sure=True):
+def lose(name, keys, rank, step, phase, act=end, sure=True, also=None):
     """Launch, and kill the worker of `rank` there. Its replica trains again from the step after the next.
 
-    sure: by a log, however fast it starts. Else by itself: the others train the next step only when it can return, and it may be as fast as the step of its loss."""
+    sure: by a log, however fast it starts. Else by itself: the others train the next step only when it can return, and it may be as fast as the step of its loss.
+    also: another (step, phase) in which it is held meanwhile. What the launcher said."""
     path, gone, W = manifest(name, **keys), rank // 2, keys["pipeline.replicas"]
+    first = step + 1 if phase == "end" else step  # that ends without it
     log = ROOT / f"{name}-away.jsonl"
-    log.write_text(json.dumps({"event": "round", "step": step + 1, "without": [gone]}) + "\n")
+    log.write_text(json.dumps({"event": "round", "step": first + 1, "without": [gone]}) + "\n")
     hold = jobs.Hold(step, phase, rank)
+    other = jobs.Hold(*also, rank, hold.folder) if also else None
     living = None if sure else jobs.Hold(step + 1, "forward", 2 if gone == 0 else 0, hold.folder)
     process = start(path, *(("--rounds", log) if sure else ()), environment=hold.environment(), lines=False)
     try:
+        if other:
+            other.reached(process)
         act(hold.reached(process))
+        if other:
+            other.release()
         hold.release()
         if living:
             living.reached(process)
@@ -38,10 +45,11 @@ def lose(name, keys, rank, step, phase, act=end, sure=True):
         process.kill()
     check(process.returncode == 0, f"{name}: exit code {process.returncode}, wanted 0\n{errors[-3000:]}")
     stayed = [w for w in range(W) if w != gone]
-    away = [(each, stayed, [gone]) for each in (step, step + 1)]
+    away = [(each, stayed, [gone]) for each in (first, first + 1)]
     check(rounds(name) == away or (not sure and rounds(name) == away[:1]), f"{name}: {rounds(name)}\n{errors[-2000:]}")
     check(entered(name) == [(rounds(name)[-1][0], [gone])], f"{name}: {entered(name)}")
     alike(name, W)
+    return errors
 
 
 def alike(name, W, P=2):
@@ -52,13 +60,15 @@ def alike(name, W, P=2):
         check(all("error" in key or "residual" in key or mine[key] == other[key] for key in mine), f"{name}: rank {rank} differs")
 
 
-def repeated(name, keys, resumes=None):
-    """The same bits from the log alone, nobody killed; and from the checkpoint of step `resumes`, when all are killed two steps later."""
+def repeated(name, keys, resumes=None, told=True):
+    """The same bits from the log alone, nobody killed; and from the checkpoint of step `resumes`, when all are killed two steps later.
+
+    told: all that trained a step have told its loss, too."""
     log = ROOT / f"{name}-log.jsonl"
     shutil.copyfile(ROOT / name / "metrics.jsonl", log)
     launch(manifest(f"{name}-again", **keys), "--rounds", log)
     check((rounds(f"{name}-again"), entered(f"{name}-again")) == (rounds(name), entered(name)), f"{rounds(f'{name}-again')}, {entered(f'{name}-again')}")
-    check(weights(f"{name}-again") == weights(name) and losses(f"{name}-again") == losses(name), f"{name}-again: other bits")
+    check(weights(f"{name}-again") == weights(name) and (not told or losses(f"{name}-again") == losses(name)), f"{name}-again: other bits")
     if not resumes:
         return
     path = manifest(f"{name}-resumed", **keys)
@@ -82,14 +92,14 @@ def scenario_rounds_steps():
     check(weights("patient") == weights("calm") and losses("patient") == losses("calm"), "reduce.patience changes an undisturbed run")
     check(not metrics("patient", "round"), f"{metrics('patient', 'round')}")
     for name, W, rank, keys in (("two", 2, 3, {}), ("first", 2, 0, {}), ("three", 3, 2, {"train.batch": 12, "train.micro_batch": 1}),
-                                ("delta", 2, 2, {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4}), ("clip", 2, 1, {"train.clip": 0.05})):
+                                ("delta", 2, 2, {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4}), ("ec", 2, 3, UNSAID), ("clip", 2, 1, {"train.clip": 0.05})):
         keys = {**STEPS, "pipeline.replicas": W, **keys}
         lose(name, keys, rank, 6, "backward", sure=False)
         nulls = [line["stage_seconds"][rank] is None for line in metrics(name)]
         check(nulls == [step in [line[0] for line in rounds(name)] for step in range(1, len(nulls) + 1)], f"{name}: rank {rank} has figures of {nulls}")
         full = metrics(name)[0]["samples"]
         check([line["samples"] for line in metrics(name)] == [full * (W - 1) // W if none else full for none in nulls], f"{name}: samples")
-        repeated(name, keys, resumes=8 if name in ("two", "delta") else None)
+        repeated(name, keys, resumes=8 if name in ("two", "delta", "ec") else None)
     check(losses("two")[:5] == losses("calm")[:5] and weights("two") != weights("calm"), "the lost replica's gradients count")
     # Stopped by Ctrl-C while one is away: it ends with a checkpoint, and continues with all.
     path = manifest("stopped", **STEPS)
@@ -218,7 +228,47 @@ def scenario_rounds_steps_void():
         launch(manifest(f"lost-{tag}", **keys), "--rounds", log)
         check(not metrics(f"lost-{tag}")[skipped[0] - 1]["skipped"], f"lost-{tag}: a lost replica's gradient voids step {skipped[0]}")
         alike(f"lost-{tag}", 2)
+        # It is lost when it has voided the step, and not all have been told that all have the mean: the step is averaged again, and counts.
+        for phase in ("backward", "mean"):
+            lose(f"{phase}-{tag}", keys, 2, skipped[0], phase)
+            check(not metrics(f"{phase}-{tag}")[skipped[0] - 1]["skipped"], f"{phase}-{tag}: a lost replica's gradient voids step {skipped[0]}")
+        check(weights(f"mean-{tag}") == weights(f"backward-{tag}"), f"mean-{tag}: other weights than after a loss before the votes")
+        check("attempt 2" in (ROOT / f"mean-{tag}" / "logs" / "stage-0.log").read_text(), f"mean-{tag}: the step was not averaged again")
+        repeated(f"mean-{tag}", keys)
     no_workers("rounds_steps_void")
+
+
+def scenario_rounds_steps_losses():
+    """Lost before a step's first micro-batch, after its update, or while a checkpoint is written: a step counts on all stages of a replica or on none, and the bits say which."""
+    lose("forward", STEPS, 3, 6, "forward")
+    lose("begin", STEPS, 3, 6, "begin")
+    check(weights("begin") == weights("forward"), "begin: other weights than after a loss in the step's forward")
+    lose("next", STEPS, 3, 7, "forward")
+    lose("end", STEPS, 3, 6, "end")
+    check(weights("end") == weights("next") and weights("next") != weights("begin"), "end: step 6 does not count, or step 7 does")
+    lose("whole", STEPS, 3, 9, "forward", lambda worker: (marked(ROOT / "whole.yaml", 8), end(worker)))
+    errors = lose("write", STEPS, 3, 9, "begin", also=(8, "write"))
+    check("the checkpoint of step 8 is broken off: replica 1 had not written its part" in errors, f"write: {errors[-2000:]}")
+    check(weights("write") == weights("whole"), "a checkpoint that is broken off changes the run")
+    check(not (ROOT / "write" / "checkpoint" / "8").exists() and (ROOT / "whole" / "checkpoint" / "8").exists(), "write: the folder of checkpoint 8")
+    repeated("end", STEPS, told=False)
+    repeated("write", STEPS)
+    no_workers("rounds_steps_losses")
+
+
+def scenario_rounds_steps_links():
+    """A replica returns at a step's end over TLS, and over links that are cut again and again: the same bits as over TCP."""
+    folder = ROOT / "keys"
+    check(jobs.aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4).returncode == 0, "keys init")
+    lose("tcp", STEPS, 3, 6, "backward")
+    lose("tls", {**STEPS, "security.tls": "on", "security.keys": str(folder)}, 3, 6, "backward")
+    with jobs.faults(links="seed=1&cut_every=30000"):
+        lose("cut", {**STEPS, "link.outage_max": "60s"}, 3, 6, "backward")
+    for name in ("tls", "cut"):
+        check(weights(name) == weights("tcp") and losses(name) == losses("tcp"), f"{name}: other weights than over TCP")
+    back = (ROOT / "cut" / "logs" / "stage-2.log").read_text().split("waits for a round's end")[-1]
+    check("healed after" in back, f"no link of the one that returned was cut\n{back}")
+    no_workers("rounds_steps_links")
 
 
 def scenario_rounds_steps_bad_input():

@@ -12,6 +12,7 @@
  *                              the first value that leaves a stage for the next one, or for the one before, is none,
  *                              from the FIRST pass on (from 0, those before step 1 counted), COUNT times; of a stage
  *                              whose values are on the host
+ *     FAULTY_SLOW="RANK MS"    that rank takes so much longer for each forward: a stage on a slow machine
  *     FAULTY_HOLD=folder       workers stop where a file of this folder asks for it (below)
  *
  * Holds. A test that acts on a run at a certain step does not race with it: the worker stops there until the test has
@@ -312,10 +313,19 @@ static void spoil(const char *kind, uint32_t *passes, float *values)
     if (pass >= first && pass - first < count) values[0] = strcmp(what, "nan") == 0 ? NAN : INFINITY;
 }
 
+static void slow_down(void)
+{
+    unsigned rank, ms;
+    const char *asked = getenv("FAULTY_SLOW");
+    if (!asked || !stepping || sscanf(asked, "%u %u", &rank, &ms) != 2 || rank != stepping->rank) return;
+    (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
+}
+
 enum aq_status __wrap_aq_stage_forward(struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input,
                                        float *y, struct aq_stage_loss *loss, struct aq_stream *stream)
 {
     static uint32_t passes;
+    slow_down();
     AQ_TRY(__real_aq_stage_forward(stage, slot, input, y, loss, stream));
     if (!input->evaluate) spoil("activation", &passes, y);
     return AQ_OK;

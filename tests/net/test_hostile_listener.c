@@ -5,7 +5,9 @@
  * The listener is bytes on a socket (raw_peer.h), the connector a link. A lie is an answer that is wrong in one thing.
  */
 #include <poll.h>
+#include <sys/eventfd.h>
 
+#include "handshake.h"
 #include "heal.h"
 #include "link_state.h"
 #include "raw_peer.h"
@@ -104,12 +106,17 @@ static void lines_begin(void)
     atomic_flag_clear_explicit(&lines_lock, memory_order_release);
 }
 
-static void assert_said(const char *words)
+static bool is_said(const char *words)
 {
     lines_hold();
     const bool said = strstr(lines, words) != NULL;
     atomic_flag_clear_explicit(&lines_lock, memory_order_release);
-    if (!said) fail_msg("no line says \"%s\" in:\n%s", words, lines);
+    return said;
+}
+
+static void assert_said(const char *words)
+{
+    if (!is_said(words)) fail_msg("no line says \"%s\" in:\n%s", words, lines);
 }
 
 /* ---- the listener ---- */
@@ -571,6 +578,96 @@ static void test_heal_goes_on_when_it_is_rung(void **state)
     pair_close(&pair);
 }
 
+/* The link is closed while its dialler waits for an answer: no try has failed, and no back-off is slept. */
+static void test_heal_ends_when_the_link_is_closed_while_it_dials(void **state)
+{
+    struct link_pair pair;
+    struct aq_hello asked;
+    (void)state;
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
+    close(raw.fd);
+    let_in(&raw, acceptor, &asked);
+    lines_begin();
+    pair_close(&pair); /* the dialler is gone */
+    if (is_said("attempt=")) fail_msg("a try counts as failed:\n%s", lines);
+    close(raw.fd);
+    close(acceptor);
+}
+
+/* ---- when is a caller with a wake_fd asked? ---- */
+
+enum { ASKED_MAX = 4, FILLERS = 4 };
+
+static enum aq_status count_asked(void *context)
+{
+    ++*(unsigned *)context;
+    return AQ_AGAIN;
+}
+
+/* An acceptor with one place, which is taken: who connects now waits. */
+static int acceptor_full(char address[PAIR_ADDRESS_BYTES], int fillers[FILLERS])
+{
+    struct pollfd fds[FILLERS];
+    struct sockaddr_in to;
+    socklen_t bytes = sizeof to;
+    const int acceptor = acceptor_open(address);
+    assert_int_equal(listen(acceptor, 0), 0);
+    assert_int_equal(getsockname(acceptor, (struct sockaddr *)&to, &bytes), 0);
+    for (int i = 0; i < FILLERS; i++) {
+        fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        assert_int_not_equal(fillers[i], -1);
+        (void)connect(fillers[i], (const struct sockaddr *)&to, sizeof to);
+        fds[i] = (struct pollfd){.fd = fillers[i], .events = POLLOUT};
+    }
+    assert_true(poll(fds, FILLERS, PAIR_PATIENCE * 1000) > 0);
+    return acceptor;
+}
+
+/* Events ask, no clock: a listener that stays silent until the deadline leaves the caller asked as often as anything
+ * happened. A polling wait would ask every AQ_MEANWHILE_NS. */
+static void test_try_with_a_wake_fd_asks_when_something_happens(void **state)
+{
+    struct link_pair pair;
+    struct aq_handshake h;
+    unsigned asked = 0;
+    (void)state;
+    const int acceptor = dialling(&pair, PAIR_PATIENCE), wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pair.config[1].meanwhile = count_asked;
+    pair.config[1].context = &asked;
+    const struct aq_hello hello = aq_hello_of(&pair.config[1]);
+    const uint64_t deadline_ns = aq_clock_after(20 * AQ_MEANWHILE_NS);
+    assert_int_equal(
+        aq_handshake_try(pair.net[1], &h, pair.address, 0, &pair.config[1], &hello, wake_fd, deadline_ns), AQ_TIMEOUT);
+    aq_handshake_drop(&h);
+    assert_in_range(asked, 1, ASKED_MAX);
+    close(wake_fd);
+    close(acceptor);
+    pair_close(&pair);
+}
+
+static void test_streams_with_a_wake_fd_ask_when_something_happens(void **state)
+{
+    struct link_pair pair;
+    struct aq_handshake h = {.hello = {.streams = 2}};
+    int fillers[FILLERS];
+    unsigned asked = 0;
+    (void)state;
+    close(dialling(&pair, PAIR_PATIENCE));
+    const int acceptor = acceptor_full(pair.address, fillers), wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pair.config[1].meanwhile = count_asked;
+    pair.config[1].context = &asked;
+    h.deadline_ns = aq_clock_after(20 * AQ_MEANWHILE_NS);
+    assert_int_equal(aq_streams_dial(pair.net[1], &h, pair.address, 0, &pair.config[1], wake_fd), AQ_TIMEOUT);
+    aq_handshake_drop(&h);
+    assert_in_range(asked, 1, ASKED_MAX);
+    for (int i = 0; i < FILLERS; i++)
+        close(fillers[i]);
+    close(wake_fd);
+    close(acceptor);
+    pair_close(&pair);
+}
+
 /* Nobody says a word: the outage is as long as it may be, and that is said. */
 static void test_heal_silent_listener_ends_with_the_outage(void **state)
 {
@@ -647,6 +744,9 @@ int main(void)
         cmocka_unit_test(test_heal_bye_is_said_again_until_it_is_heard),
         cmocka_unit_test(test_heal_does_not_change_the_limits),
         cmocka_unit_test(test_heal_goes_on_when_it_is_rung),
+        cmocka_unit_test(test_heal_ends_when_the_link_is_closed_while_it_dials),
+        cmocka_unit_test(test_try_with_a_wake_fd_asks_when_something_happens),
+        cmocka_unit_test(test_streams_with_a_wake_fd_ask_when_something_happens),
         cmocka_unit_test(test_heal_silent_listener_ends_with_the_outage),
         cmocka_unit_test(test_heal_listener_that_slams_the_door_is_not_hammered),
         cmocka_unit_test(test_heal_after_many_slams),

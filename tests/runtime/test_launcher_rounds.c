@@ -529,6 +529,33 @@ static void test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint(void 
     assert_non_null(strstr(result.cause, "was killed by signal 9"));
 }
 
+/* Two replicas: the one that enters is lost again before the checkpoint is complete. The other one has the weights. */
+static void test_a_replica_that_enters_is_lost_again(void **state)
+{
+    (void)state;
+    launch.returns = 2;
+    begin_rounds(NEVER_NS);
+    launch.bounds.steps = 24;
+    lose_first(5);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
+    start_first();
+    train_rounds(1, 8);
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_ENTERS);
+    assert_int_equal(launcher.rounds.without, 8);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    assert_string_equal(result.cause, "");
+    assert_true(launcher_is_lost(&launcher, 0));
+    train_rounds(1, 9);
+    all_mark(P, 8);
+    assert_int_equal(result.mark, 8);
+    train_rounds(1, 12);
+    assert_int_equal(launcher.rounds.decided, 12);
+    assert_string_equal(result.cause, "");
+    say(P, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* nobody else lives */
+    assert_non_null(strstr(result.cause, "was killed by signal 9"));
+}
+
 /* A regular checkpoint may still be being written when the replica enters at the round after it. */
 static void test_a_slow_checkpoint_does_not_mind_who_enters(void **state)
 {
@@ -730,6 +757,7 @@ int main(void)
         TEST(test_a_jump_of_the_clock_makes_nobody_late),
         TEST(test_a_lost_replica_returns),
         TEST(test_a_step_ends_without_a_replica_and_waits_for_one_that_enters),
+        TEST(test_a_replica_that_enters_is_lost_again),
         TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
         TEST(test_void_steps_of_all_end_the_run),
         TEST(test_a_return_without_a_shared_folder_says_so),
