@@ -3,7 +3,8 @@
  *
  * All come from the present state, once in each turn of the loop: a difference from the last report is an event. So
  * the code that admits clients or gives them turns does not depend on either. A client's loss, accuracy and bytes are
- * read from its run after each of its turns.
+ * read from its run after each of its turns, with a page or --json only: that takes time by the length of the run, and
+ * `aqpipe status` reads the runs itself.
  */
 #include <math.h>
 #include <stdio.h>
@@ -100,7 +101,13 @@ static void waits_text(const struct server *server, char *out, size_t bytes)
         snprintf(out, bytes, "prepares the next turn");
 }
 
-/* Its loss, accuracy and bytes, as its run has them. */
+/* Does somebody see figures of clients: the status page, or whoever reads --json? */
+static bool live(const struct server *server)
+{
+    return server->shown->page || server->config->progress->json;
+}
+
+/* Its loss, accuracy and bytes, as its run has them: its metrics are read from their first line. */
 static void take_figures(const struct server *server, const struct site *site, struct aq_board_client *client)
 {
     json_t *line = report_client(server, site);
@@ -135,8 +142,8 @@ static void tell_site(struct server *server, uint32_t i)
         *told = (struct told){.turns = site->turns, .missed = site->missed};
         *client = (struct aq_board_client){.bytes = NAN, .loss = NAN, .accuracy = NAN, .epsilon = NAN, .delta = NAN};
         snprintf(client->name, sizeof client->name, "%s", site->name);
-        take_figures(server, site, client);
-    } else if (turned) {
+        if (live(server)) take_figures(server, site, client);
+    } else if (turned && live(server)) {
         take_figures(server, site, client);
     }
     client->here = here;
