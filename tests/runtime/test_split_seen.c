@@ -1,5 +1,5 @@
 /*
- * test_split_seen.c -- what client.json says that a client does: the steps of its turn, and of a turn that has none left.
+ * test_split_seen.c -- what client.json says that a client does: the steps of its turn, or that it has none left.
  */
 #include <setjmp.h>
 #include <stdarg.h>
