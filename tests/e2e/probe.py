@@ -12,7 +12,7 @@ import jobs
 from far import scenario_in_the_lab
 from jobs import aqpipe, check
 from kit import BIN, ROOT
-from wan import ENDS, WANLAB, connections, daemons, manifest_at_ends, tell
+from wan import ENDS, connections, daemons, manifest_at_ends, tell
 
 # Of each pair: round trip in ms, Mbit/s up and down, percent lost, as the lab is told.
 ASKED = {(0, 1): (80, 100, 100, 0.5), (1, 2): (20, 50, 10, 0)}

@@ -129,7 +129,6 @@ class Client:
     def kill(self):
         self.process.kill()
         return self.process.communicate()[1]
-        self.release()
 
 
 def begin(*names):
@@ -154,6 +153,11 @@ def whole(path, *names, **options):
 
 def of_client(server, name, event="step"):
     return metrics(f"{server}/clients/{name}", event)
+
+
+def lost(server, name="a"):
+    """The losses of a client's steps."""
+    return [line["loss"] for line in of_client(server, name)]
 
 
 def report(server):
