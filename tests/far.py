@@ -26,16 +26,25 @@ def tell(*settings):
     return works(str(WANLAB), "set", *map(str, settings))
 
 
-def in_the_lab(ends):
-    """This script again, as the command of a lab of so many ends; its exit status. None: it is there."""
+def in_the_lab(ends, *settings, limit_s=None):
+    """This script again, as the command of a lab of so many ends (settings: more of tools/wanlab's); its exit status. None: it is there."""
     if os.environ.get("AQPIPE_WANLAB"):
         return None
     reason = works(str(WANLAB), "2", "--", "true")
     if reason:
         print(f"skipped: {reason}")
         return 77
-    command = [str(WANLAB), str(ends), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv]
-    return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    command = [str(WANLAB), str(ends), "--rate", "100", "--rtt", "0.2", *map(str, settings), "--", sys.executable, *sys.argv]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, timeout=limit_s).returncode
+
+
+def scenario_in_the_lab(ends, *settings, limit_s=1000):
+    """True: this scenario is in the lab. False: it was not, and has run there, to a good end. Skips where no lab can be made (root)."""
+    code = in_the_lab(ends, *settings, limit_s=limit_s)
+    if code == 77:
+        sys.exit(77)
+    jobs.check(code in (None, 0), f"in the lab: {code}")
+    return code is None
 
 
 def host(end):

@@ -1,15 +1,12 @@
 /* command_epsilon.c -- `aqpipe epsilon`: what noise and visits come to, and what a ledger has counted. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "commands.h"
 #include "epsilon.h"
 #include "json_text.h"
 #include "options.h"
 #include "out.h"
-#include "run_folder.h"
 #include "visit_ledger.h"
 
 struct asked {
@@ -82,33 +79,11 @@ static int planned(const struct asked *asked)
     return whole ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
-/* The digest in the file's name; false: it has none. */
-static bool digest_of(const char *name, uint64_t *digest)
-{
-    static const char begin[] = "visits-", end[] = ".ledger";
-    const size_t before = sizeof begin - 1;
-    if (strncmp(name, begin, before) != 0 || strlen(name) != before + 16 + sizeof end - 1) return false;
-    char digits[17] = "";
-    memcpy(digits, name + before, 16);
-    if (!aq_is_hex(digits, 16) || strcmp(name + before + 16, end) != 0) return false;
-    *digest = strtoull(digits, NULL, 16);
-    return true;
-}
-
 static enum aq_status counted(const struct asked *asked, const char *path, bool *whole)
 {
-    char folder[AQ_RUN_PATH_BYTES], text[512];
+    char text[512];
     struct aq_ledger *ledger;
-    uint64_t digest;
-    if (snprintf(folder, sizeof folder, "%s", path) >= (int)sizeof folder)
-        return aq_fail(AQ_INVAL, "privacy", "%.64s... is longer than any path", path);
-    char *slash = strrchr(folder, '/');
-    const char *name = slash ? slash + 1 : path;
-    if (slash) *slash = 0;
-    if (!digest_of(name, &digest))
-        return aq_fail(AQ_INVAL, "privacy", "%s is no ledger of visits: their names are visits-DIGEST.ledger", path);
-    const char *place = !slash ? "." : folder[0] ? folder : "/";
-    const enum aq_status status = aq_ledger_open_read(place, digest, &ledger);
+    const enum aq_status status = aq_ledger_open_read(path, &ledger);
     if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "privacy", "%s does not exist", path);
     AQ_TRY(status);
     const struct aq_ledger_most most = aq_ledger_most(ledger);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -17,6 +18,7 @@
 
 static const char *const AREA = "privacy";
 static const char magic[] = "aqvisits";
+static const char prefix[] = "visits-"; /* of a file's name */
 
 struct head {
     char magic[8];
@@ -50,7 +52,7 @@ struct aq_ledger {
 
 void aq_ledger_name(uint64_t digest, char name[AQ_LEDGER_NAME_BYTES])
 {
-    snprintf(name, AQ_LEDGER_NAME_BYTES, "visits-%016" PRIx64 ".ledger", digest);
+    snprintf(name, AQ_LEDGER_NAME_BYTES, "%s%016" PRIx64 ".ledger", prefix, digest);
 }
 
 uint64_t aq_ledger_bytes(uint64_t samples)
@@ -209,16 +211,26 @@ static enum aq_status head_read(const struct aq_ledger *ledger, uint64_t digest,
     return AQ_OK;
 }
 
-static enum aq_status open_file(const char *folder, uint64_t digest, bool reads, struct aq_ledger *file)
+/* What to open: to write, the one of `digest` in `folder`; to read, the file `path`. */
+struct opening {
+    const char *folder, *path; /* one of them is NULL */
+    uint64_t digest;
+};
+
+static enum aq_status open_file(const struct opening *opening, struct aq_ledger *file)
 {
     char name[AQ_LEDGER_NAME_BYTES];
-    aq_ledger_name(digest, name);
-    snprintf(file->path, sizeof file->path, "%s/%s", folder, name);
-    AQ_TRY(aq_file_open(folder, name, reads ? AQ_FILE_READ : AQ_FILE_UPDATE, &file->fd));
-    return head_read(file, digest, &file->head);
+    aq_ledger_name(opening->digest, name);
+    if (opening->path)
+        snprintf(file->path, sizeof file->path, "%s", opening->path);
+    else
+        snprintf(file->path, sizeof file->path, "%s/%s", opening->folder, name);
+    AQ_TRY(aq_file_open(opening->folder, opening->path ? opening->path : name,
+                        opening->path ? AQ_FILE_READ : AQ_FILE_UPDATE, &file->fd));
+    return head_read(file, opening->digest, &file->head);
 }
 
-static enum aq_status open_of(const char *folder, uint64_t digest, uint64_t samples, bool reads, struct aq_ledger **out)
+static enum aq_status open_of(const struct opening *opening, uint64_t samples, struct aq_ledger **out)
 {
     struct aq_ledger *ledger;
     AQ_TRY(aq_alloc_at(aq_ledger_bytes(samples), &ledger));
@@ -227,7 +239,7 @@ static enum aq_status open_of(const char *folder, uint64_t digest, uint64_t samp
     ledger->sums = (double *)(ledger + 1);
     ledger->visits[0] = (uint32_t *)(ledger->sums + samples);
     ledger->visits[1] = ledger->visits[0] + samples;
-    enum aq_status status = open_file(folder, digest, reads, ledger);
+    enum aq_status status = open_file(opening, ledger);
     ledger->at = sizeof ledger->head;
     ledger->chain = ledger->head.check;
     if (status == AQ_OK) status = aq_ledger_follow(ledger);
@@ -238,24 +250,34 @@ static enum aq_status open_of(const char *folder, uint64_t digest, uint64_t samp
     return status;
 }
 
-static enum aq_status open_whole(const char *folder, uint64_t digest, uint64_t samples, bool reads,
-                                 struct aq_ledger **out)
+static enum aq_status open_whole(const struct opening *opening, uint64_t samples, struct aq_ledger **out)
 {
     struct aq_ledger *first;
-    AQ_TRY(open_of(folder, digest, 1, reads, &first)); /* which samples it has */
+    AQ_TRY(open_of(opening, 1, &first)); /* which samples it has */
     const uint64_t end = first->ids_end > samples ? first->ids_end : samples;
     aq_ledger_close(first);
-    return open_of(folder, digest, end > 0 ? end : 1, reads, out);
+    return open_of(opening, end > 0 ? end : 1, out);
 }
 
 enum aq_status aq_ledger_open(const char *folder, uint64_t digest, uint64_t samples, struct aq_ledger **out)
 {
-    return open_whole(folder, digest, samples, false, out);
+    const struct opening opening = {.folder = folder, .digest = digest};
+    return open_whole(&opening, samples, out);
 }
 
-enum aq_status aq_ledger_open_read(const char *folder, uint64_t digest, struct aq_ledger **out)
+enum aq_status aq_ledger_open_read(const char *path, struct aq_ledger **out)
 {
-    return open_whole(folder, digest, 0, true, out);
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    const size_t before = strlen(prefix);
+    struct opening opening = {.path = path};
+    char name[AQ_LEDGER_NAME_BYTES] = "";
+    if (strncmp(base, prefix, before) == 0) {
+        opening.digest = strtoull(base + before, NULL, 16);
+        aq_ledger_name(opening.digest, name);
+    }
+    if (strcmp(base, name) != 0 || !name[0])
+        return aq_fail(AQ_INVAL, AREA, "%s is no ledger of visits: their names are visits-DIGEST.ledger", path);
+    return open_whole(&opening, 0, out);
 }
 
 void aq_ledger_close(struct aq_ledger *ledger)

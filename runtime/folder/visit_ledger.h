@@ -72,8 +72,11 @@ enum aq_status aq_ledger_make(const char *folder, uint64_t digest);
  */
 enum aq_status aq_ledger_open(const char *folder, uint64_t digest, uint64_t samples, struct aq_ledger **out);
 
-/* The same of a file that need not be writable, as of a backup: nothing can be added. */
-enum aq_status aq_ledger_open_read(const char *folder, uint64_t digest, struct aq_ledger **out);
+/*
+ * The same of a file at a path, which need not be writable, as of a backup: nothing can be added. AQ_INVAL, too: its
+ * name is none of a ledger.
+ */
+enum aq_status aq_ledger_open_read(const char *path, struct aq_ledger **out);
 void aq_ledger_close(struct aq_ledger *ledger); /* NULL is fine */
 
 /* Reads what others appended since; of samples that it does not know only whether the bytes are right. As open. */

@@ -78,10 +78,6 @@ enum aq_status aq_cut_privacy(float *values, uint32_t samples, uint64_t each, do
 /* ---- the part of a worker: split.privacy, of a client's stages ---- */
 
 /*
- * Activations: those that the first stage makes, also of held-out samples, and of lost ones that are computed again.
- * Gradients: those that the last stage gives back.
- */
-/*
  * Visits that are counted on disk before their micro-batches are computed: those of a step, or of a pass over held-out
  * samples, as far as one record has room. So a step waits for the disk once per cut. Each serves one micro-batch once;
  * what is sent again is counted again. After a crash some are counted that nobody saw.
@@ -104,6 +100,10 @@ struct part {
     struct reserved reserved[AQ_LEDGER_CUTS];
 };
 
+/*
+ * Activations: those that the first stage makes, also of held-out samples, and of lost ones that are computed again.
+ * Gradients: those that the last stage gives back.
+ */
 static bool clips_activations(const struct aq_plan *plan, uint32_t rank)
 {
     return rank == 0 && plan->job->split.privacy.clip > 0;

@@ -1,9 +1,10 @@
 /*
  * split_board.c -- a split-server's output: the status page of status.listen, events with --json, and status.json.
  *
- * All come from the present state, once in each turn of the loop: a difference from the last report is an event. So
- * the code that admits clients or gives them turns does not depend on either. A client's loss, accuracy and bytes are
- * read from its run after each of its turns.
+ * All come from the present state, in each turn of the loop where somebody reads a page or --json, else once a second.
+ * A difference from the last report is an event, so the code that admits clients or gives them turns depends on none of
+ * them. A client's loss, accuracy and bytes are read from its run after each of its turns, with a page or --json only:
+ * that takes time by the length of the run, and `aqpipe status` reads the runs itself.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +16,8 @@
 
 /* status.json is written at most once in this time: with global sampling who waits for whom changes in each step. */
 static const uint64_t write_ns = 1000ULL * 1000 * 1000;
+
+enum { WAITS_BYTES = 192 };
 
 struct shown {
     json_t *written;        /* status.json as it is on disk; NULL: not yet */
@@ -100,7 +103,13 @@ static void waits_text(const struct server *server, char *out, size_t bytes)
         snprintf(out, bytes, "prepares the next turn");
 }
 
-/* Its loss, accuracy and bytes, as its run has them. */
+/* Does somebody see figures of clients: the status page, or whoever reads --json? */
+static bool live(const struct server *server)
+{
+    return server->shown->page || server->config->progress->json;
+}
+
+/* Its loss, accuracy and bytes, as its run has them: its metrics are read from their first line. */
 static void take_figures(const struct server *server, const struct site *site, struct aq_board_client *client)
 {
     json_t *line = report_client(server, site);
@@ -135,8 +144,8 @@ static void tell_site(struct server *server, uint32_t i)
         *told = (struct told){.turns = site->turns, .missed = site->missed};
         *client = (struct aq_board_client){.bytes = NAN, .loss = NAN, .accuracy = NAN, .epsilon = NAN, .delta = NAN};
         snprintf(client->name, sizeof client->name, "%s", site->name);
-        take_figures(server, site, client);
-    } else if (turned) {
+        if (live(server)) take_figures(server, site, client);
+    } else if (turned && live(server)) {
         take_figures(server, site, client);
     }
     client->here = here;
@@ -203,11 +212,15 @@ static json_t *present(const struct server *server, const char *state, const cha
     return line;
 }
 
-void shown_tell(struct server *server)
+static enum aq_board_state state_of(const struct server *server)
+{
+    return server->stopping ? AQ_BOARD_STOPPING : AQ_BOARD_RUNNING;
+}
+
+/* The present state, for the page, and events of its differences from the last one. */
+static void present_take(struct server *server, char *waits, size_t bytes)
 {
     struct shown *shown = server->shown;
-    char waits[192];
-    if (!shown) return;
     if (server->round != shown->round && server->round <= server->job->split.rounds)
         event(server, json_pack("{s:s, s:I, s:I}", "event", "round", "round", (json_int_t)server->round, "rounds",
                                 (json_int_t)server->job->split.rounds));
@@ -217,11 +230,20 @@ void shown_tell(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         tell_site(server, i);
     shown->begun = true;
-    waits_text(server, waits, sizeof waits);
-    const enum aq_board_state state = server->stopping ? AQ_BOARD_STOPPING : AQ_BOARD_RUNNING;
-    aq_board_split(shown->board, &shown->now, state, waits);
-    if (!shown->written || aq_clock_ns() - shown->looked_ns >= write_ns)
-        status_write(server, present(server, aq_board_state_text(state), waits));
+    waits_text(server, waits, bytes);
+    aq_board_split(shown->board, &shown->now, state_of(server), waits);
+}
+
+/* What each client does takes time by the square of their number: without a reader it is for status.json only. */
+void shown_tell(struct server *server)
+{
+    struct shown *shown = server->shown;
+    char waits[WAITS_BYTES];
+    if (!shown) return;
+    const bool due = !shown->written || aq_clock_ns() - shown->looked_ns >= write_ns;
+    if (!due && !live(server)) return;
+    present_take(server, waits, sizeof waits);
+    if (due) status_write(server, present(server, aq_board_state_text(state_of(server)), waits));
 }
 
 static enum aq_status open_page(struct server *server)
@@ -260,14 +282,14 @@ void shown_end(struct server *server, enum aq_status status)
 {
     static const char *const states[] = {
         [AQ_SPLIT_DONE] = "done", [AQ_SPLIT_FAILED] = "failed", [AQ_SPLIT_STOPPED] = "stopped"};
-    char cause[AQ_SPLIT_TEXT_BYTES];
+    char cause[AQ_SPLIT_TEXT_BYTES], waits[WAITS_BYTES];
     if (!server->shown) return;
     /* Now: reports of clients may clear the error. */
     if (server->cause[0])
         snprintf(cause, sizeof cause, "%s", server->cause);
     else
         aq_printable_text(aq_error_text(), cause, sizeof cause);
-    shown_tell(server);
+    present_take(server, waits, sizeof waits);
     const enum aq_split_end end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     json_t *line = json_pack("{s:s, s:s, s:I, s:I}", "event", "end", "state", states[end], "rounds",
                              (json_int_t)server->shown->now.rounds, "turns", (json_int_t)round_turns(server));

@@ -101,7 +101,10 @@ void aq_split_seen_waits(struct aq_split_seen *seen, const char *text)
 void aq_split_seen_turn(struct aq_split_seen *seen, uint64_t round, uint64_t rounds, uint64_t begin, uint64_t until)
 {
     char text[DOES_BYTES];
-    snprintf(text, sizeof text, "trains steps %" PRIu64 " to %" PRIu64, begin + 1, until);
+    if (begin < until)
+        snprintf(text, sizeof text, "trains steps %" PRIu64 " to %" PRIu64, begin + 1, until);
+    else
+        snprintf(text, sizeof text, "sends what it trained, up to step %" PRIu64, until);
     state_set(seen, "training", text);
     json_object_set_new(seen->all, "round", json_integer((json_int_t)round));
     json_object_set_new(seen->all, "rounds_planned", json_integer((json_int_t)rounds));

@@ -429,15 +429,15 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
     AQ_TRY(aq_run_lock(run, &server->lock));
     AQ_TRY(state_load(server));
+    AQ_TRY(same_network(server)); /* a folder that is refused stays as it is */
     server->round_ns = aq_clock_ns();
     if (server->round > server->job->split.rounds && server->ended)
         return aq_fail(AQ_INVAL, AREA, "%s has finished its %u rounds: raise split.rounds to continue", run,
                        server->job->split.rounds);
     server->ended = false;
-    AQ_TRY(state_save(server)); /* what is shown of this folder is of this job, also before a client is here */
     if (server->round > server->job->split.rounds)
         server_say(server, "all rounds are over: clients are told, and the results are written");
-    return same_network(server);
+    return state_save(server); /* what is shown of this folder is of this job, also before a client is here */
 }
 
 static enum aq_status listen_at(struct server *server)

@@ -421,8 +421,8 @@ static void last_line(const struct server *server, const struct site *site, char
     }
 }
 
-/* The launcher of its turn has ended. */
-static void ended(struct server *server, struct site *site)
+/* The launcher of its turn has ended. how: as waitpid has it. */
+static void ended(struct server *server, struct site *site, int how)
 {
     char why[AQ_SPLIT_TEXT_BYTES];
     aq_control_close(site->launch);
@@ -433,7 +433,10 @@ static void ended(struct server *server, struct site *site)
         return;
     }
     if (server->stopping) return;
-    last_line(server, site, why);
+    if (WIFSIGNALED(how)) /* its last line is of what it did before */
+        snprintf(why, sizeof why, "its launcher was killed by signal %d", WTERMSIG(how));
+    else
+        last_line(server, site, why);
     again(server, site, why);
 }
 
@@ -655,7 +658,7 @@ void turn_pump(struct server *server, struct site *site)
     if (site->pid && waitpid(site->pid, &how, WNOHANG) == site->pid) {
         site->pid = 0;
         server->wipe_ns = 0; /* of caches that no turn has, it may be one too many */
-        ended(server, site);
+        ended(server, site, how);
     }
 }
 

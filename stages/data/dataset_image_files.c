@@ -405,11 +405,12 @@ static enum aq_status decode_all(struct reader *reader, struct text_sink *sink)
     struct piece piece;
     enum aq_status status = piece_open(reader, threads, &piece);
     for (uint64_t done = 0; status == AQ_OK && done < reader->count && !data_faults_over(&reader->faults);) {
-        const uint64_t left = reader->count - done, now = aq_clock_ns();
+        const uint64_t left = reader->count - done;
         piece.rows = reader->rows + done;
         piece.count = left < threads * IMAGES_A_THREAD ? (uint32_t)left : threads * IMAGES_A_THREAD;
         status = piece_run(reader, &piece, threads, sink);
         done += piece.count;
+        const uint64_t now = aq_clock_ns();
         if (now - told < SAY_NS) continue;
         told = now;
         aq_log(AREA, 1, "images of %s: %llu of %llu are read, %.0f per second", reader->config->paths[0],

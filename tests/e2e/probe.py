@@ -9,9 +9,10 @@ import threading
 import time
 
 import jobs
+from far import scenario_in_the_lab
 from jobs import aqpipe, check
 from kit import BIN, ROOT
-from wan import ENDS, WANLAB, connections, daemons, manifest_at_ends, tell
+from wan import ENDS, connections, daemons, manifest_at_ends, tell
 
 # Of each pair: round trip in ms, Mbit/s up and down, percent lost, as the lab is told.
 ASKED = {(0, 1): (80, 100, 100, 0.5), (1, 2): (20, 50, 10, 0)}
@@ -206,15 +207,6 @@ def scenario_probe_moves():
 
 
 def in_lab():
-    if os.environ.get("AQPIPE_WANLAB"):
+    lab = [word for (a, b), (rtt, up, down, lost) in ASKED.items() for word in ("--link", f"{a}-{b}", "--rtt", rtt, "--rate", f"{up}/{down}", "--loss", lost)]
+    if scenario_in_the_lab(ENDS, *lab):
         inside()
-        return
-    tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
-    if tried.returncode != 0:
-        print(f"skipped: {tried.stderr.strip()}")
-        sys.exit(77)
-    lab = ["--rate", "100", "--rtt", "0.2"]
-    for (a, b), (rtt, up, down, lost) in ASKED.items():
-        lab += ["--link", f"{a}-{b}", "--rtt", rtt, "--rate", f"{up}/{down}", "--loss", lost]
-    done = subprocess.run([WANLAB, str(ENDS), *map(str, lab), "--", sys.executable, *sys.argv], timeout=1000)
-    check(done.returncode == 0, f"in the lab: {done.returncode}")

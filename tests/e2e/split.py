@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import socket
 import ssl
 import struct
@@ -128,7 +129,6 @@ class Client:
     def kill(self):
         self.process.kill()
         return self.process.communicate()[1]
-        self.release()
 
 
 def begin(*names):
@@ -153,6 +153,11 @@ def whole(path, *names, **options):
 
 def of_client(server, name, event="step"):
     return metrics(f"{server}/clients/{name}", event)
+
+
+def lost(server, name="a"):
+    """The losses of a client's steps."""
+    return [line["loss"] for line in of_client(server, name)]
 
 
 def report(server):
@@ -244,6 +249,9 @@ def scenario_split_leaves():
     whole(split("whole", rounds=2, clients=2, **keys), "a", "b")
     wanted = {name: [line["loss"] for line in of_client("whole", name)] for name in ("a", "b")}
 
+    whole(split("alone", rounds=1, clients=1, **keys), "a")
+    alone = [line["loss"] for line in of_client("alone", "a")]
+
     server = Server(split("killed", rounds=2, clients=2, **keys))
     clients = {name: Client(server, name, stops=(3,)) for name in ("a", "b")}
     for name, then in (("b", ()), ("a", (8,))):  # b has the first turn: each is killed in its first, after a checkpoint
@@ -260,6 +268,17 @@ def scenario_split_leaves():
     again.end()
     for name, losses_of in wanted.items():
         check([line["loss"] for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
+
+    # A turn whose launcher is killed continues, and its cause is not the last line that the launcher wrote.
+    server = Server(split("orphan", rounds=1, clients=1, **keys))
+    client = Client(server, "a", stops=(3,))
+    stopped(server, client, 3)
+    os.kill(jobs.descendants(server.process.pid, "split-turn")[0], signal.SIGKILL)
+    server.await_text("round 1: a: its launcher was killed by signal 9; its turn continues from its checkpoint")
+    client.release()
+    client.end()
+    server.end()
+    check([line["loss"] for line in of_client("orphan", "a")] == alone, "a turn whose launcher is killed makes another run")
 
     # One that does not come back costs its turn's rest alone.
     server = Server(split("lost", rounds=2, clients=2, **{**keys, "split.wait": "1s"}))

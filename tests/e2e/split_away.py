@@ -72,6 +72,11 @@ def scenario_split_global_away():
     no_workers("split_global_away")
 
 
+def kept_of(server):
+    """The bytes of the files of a server's folder. Those of its clients' runs are not among them: launchers that lost their server still end."""
+    return {path.name: path.read_bytes() for path in (ROOT / server).iterdir() if path.is_file() and path.name != "lock"}
+
+
 def scenario_split_global_owner():
     """Lower limits at a restart put a client out, and the round begins again: the run of the others alone. Sizes of the network stay."""
     enroll()
@@ -88,8 +93,10 @@ def scenario_split_global_owner():
         server.process.wait()
         clients["a"].release()
         if name == "sampl":
-            refused = aqpipe("split-server", server.path, "--set", "facts.vocabulary=11")
+            before = kept_of(name)
+            refused = aqpipe("split-server", server.path, "--set", "facts.vocabulary=11", "--set", "split.rounds=7")
             check(refused.returncode == 1 and "has weights of a network with 10 tokens or classes" in refused.stderr, refused.stderr)
+            check("split.json" in before and kept_of(name) == before, f"a server that is refused because of another network changes its folder: {before}")
         again = Server(server.path, "--set", limit, "--set", f"split.server='127.0.0.1:{server.port}'")
         check(why in clients["c"].end(1), "c is not told why")
         said = [clients[each].end() for each in "ab"]

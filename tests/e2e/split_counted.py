@@ -7,12 +7,13 @@ import struct
 import sys
 
 import jobs
+from far import scenario_in_the_lab
 from jobs import check, no_workers
 from kit import ROOT, end
 from power import Power
 from split import Client, Server, begin, of_client, seen, split
 from split_epsilon import KEYS
-from split_wan import RATE_MBPS, RTT_MS, in_lab
+from split_wan import LAB_S, RATE_MBPS, RTT_MS
 from wan import WANLAB, tell
 
 CUT_OF = {1: 0, 2: 1, 3: 0}  # kinds of split.capture: which column of the ledger
@@ -58,7 +59,7 @@ def counted(name, folder, ledgers, exactly=False):
 
 def scenario_split_wan_epsilon():
     """At 80 ms and 20 Mbit/s: undisturbed, with stale gradients, with a line that is cut until both ends give up, with a client that is killed between ledger and send: what left is counted."""
-    if not in_lab(1):
+    if not scenario_in_the_lab(2, limit_s=LAB_S):
         return
     begin("a")
     keys = {**COUNTED, "split.server": "10.79.0.1:0", "link.host": "10.79.0.1", "link.rtt_ms": RTT_MS}

@@ -9,17 +9,13 @@ import jobs
 from jobs import aqpipe, check, no_workers
 from gpu import gpus_here
 from kit import BIN, ROOT
-from split import CODED, PLAIN, begin, of_client, records, seen, split, whole
+from split import CODED, PLAIN, begin, lost, records, seen, split, whole
 
 CLIP, GRADIENT_CLIP = 17.0, 0.5  # some are above, some below
 CLIPS = {"split.privacy.clip": CLIP, "split.privacy.gradient_clip": GRADIENT_CLIP}
 KEY = "split.privacy.distance_correlation"
 PENALTY = {KEY: 100}
 FEW = {**PLAIN, "pipeline.stages": "[{layers: 0-7, dials: true}, {layers: 8-11}, {layers: 12-13, dials: true}]", "model.width": 4, "split.rounds": 1, "split.epochs": 1, "split.capture": "64MiB"}
-
-
-def losses(name):
-    return [line["loss"] for line in of_client(name, "a")]
 
 
 def logs(name):
@@ -41,11 +37,11 @@ def scenario_split_isolated():
         jobs.isolated(True)
         whole(split(f"{name}-apart", **keys), "a")
         jobs.isolated(False)
-        check(losses(f"{name}-apart") == losses(name), f"{name}: losses {losses(f'{name}-apart')} are not {losses(name)}")
+        check(lost(f"{name}-apart") == lost(name), f"{name}: losses {lost(f'{name}-apart')} are not {lost(name)}")
         check(sorted(seen(f"{name}-apart/clients/a")) == sorted(seen(f"{name}/clients/a")) != [], f"{name}: the server saw other values")
         check(clipped(f"{name}-apart") == clipped(name), f"{name}: {clipped(f'{name}-apart')}, {clipped(name)}")
         check(logs(name).count("distance correlation") == logs(f"{name}-apart").count("distance correlation") == (KEY in keys), name)
-    check(losses("both") != losses("clip")[:3] != losses("penalty") != losses("both"), "clip or penalty does nothing")
+    check(lost("both") != lost("clip")[:3] != lost("penalty") != lost("both"), "clip or penalty does nothing")
     no_workers("split_isolated")
 
 
@@ -85,8 +81,8 @@ def scenario_split_privacy_gpu():
     gpu, every = {"pipeline.stages": on_gpus(*((0, 1) if gpus > 1 else (0, None)))}, {**FEW, **CLIPS, **PENALTY}
     whole(split("gpu", **{**every, **gpu}), "a")
     whole(split("cpu", **every), "a")
-    for a, b in zip(losses("gpu"), losses("cpu"), strict=True):
-        check(abs(a - b) < 1e-5 * b, f"losses {losses('gpu')}, on the CPU {losses('cpu')}")
+    for a, b in zip(lost("gpu"), lost("cpu"), strict=True):
+        check(abs(a - b) < 1e-5 * b, f"losses {lost('gpu')}, on the CPU {lost('cpu')}")
     for limit, kind in ((CLIP, 1), (GRADIENT_CLIP / 20, 2)):
         norms = [sum(value * value for value in values) ** 0.5 for line in seen("gpu/clients/a") if line[0] == kind for values in [line[5]]]
         check(len(norms) == 60 and max(norms) <= limit * (1 + 1e-6), f"kind {kind}: a norm of {max(norms)}, where {limit} is the most")
@@ -98,8 +94,8 @@ def scenario_split_privacy_gpu():
     # The penalty alone: it does on a GPU what it does on a CPU.
     for name, keys in (("none-cpu", {}), ("penalty-cpu", PENALTY), ("penalty", {**PENALTY, **gpu})):
         whole(split(name, **{**FEW, **keys}), "a")
-    check(all(abs(a - b) < 1e-5 * b for a, b in zip(losses("penalty"), losses("penalty-cpu"), strict=True)), f"{losses('penalty')}")
-    check(max(abs(a - b) / b for a, b in zip(losses("penalty"), losses("none-cpu"))) > 1e-3, f"the penalty does nothing: {losses('penalty')}")
+    check(all(abs(a - b) < 1e-5 * b for a, b in zip(lost("penalty"), lost("penalty-cpu"), strict=True)), f"{lost('penalty')}")
+    check(max(abs(a - b) / b for a, b in zip(lost("penalty"), lost("none-cpu"))) > 1e-3, f"the penalty does nothing: {lost('penalty')}")
     check("were clipped" not in logs("penalty") and "split.privacy" not in logs("none-cpu"), logs("penalty"))
 
     # Noise: what it adds to the first step's values has the deviation that was asked for, and no mean.
@@ -122,7 +118,7 @@ def scenario_split_privacy_gpu():
             whole(split(name, **{**every, **stages}), "a")
             for key in changed:
                 os.environ.pop(key)
-            check(losses(name) == losses("gpu") and sorted(seen(f"{name}/clients/a")) == sorted(seen("gpu/clients/a")), f"{name}: other bits")
+            check(lost(name) == lost("gpu") and sorted(seen(f"{name}/clients/a")) == sorted(seen("gpu/clients/a")), f"{name}: other bits")
         check("goes by NCCL" in logs("late") and "goes by CUDA IPC" in logs("gpu"), logs("late"))
 
     # The plan has the pinned memory of a micro-batch's values, at the stages that look at them.

@@ -7,7 +7,7 @@ import jobs
 from chats import CHATML, SPECIALS, tokenizer
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
-from split import Client, Server, begin, of_client, report, seen, stopped, tensors, whole
+from split import Client, Server, begin, lost, of_client, report, seen, stopped, tensors, whole
 from split_hostile import Between
 from tables import CODECS, job, table
 
@@ -27,10 +27,6 @@ def tables(*clients):
     table("train.tsv", 3, 22)
     table("heldout.tsv", 4, 9)
     table("b.tsv", 9, 17)
-
-
-def lost(name, client="a"):
-    return [line["loss"] for line in of_client(name, client)]
 
 
 def text_ends(name):

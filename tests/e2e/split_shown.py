@@ -173,6 +173,9 @@ def scenario_split_status():
         client.end()
     again.end()
 
+    # The runs have each client's figures; a server without a page and --json does not read them after each turn.
+    said = json.loads((run / "status.json").read_text())["clients"]
+    check(sorted((line["name"], line["turns"], line["sent_bytes"], line["loss"], line["accuracy"]) for line in said) == [(name, 2, None, None, None) for name in "ab"], said)
     said, told = figures("report", run), report("told")
     said.pop("folder")
     told.pop("folder")

@@ -1,12 +1,9 @@
 """Split learning of tied tensors: what embedding and head, or all blocks, share is one tensor, wherever the cuts are."""
-import json
-
-import jobs
-from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
+from jobs import aqpipe, check, launch, losses, manifest, no_workers
 from kit import ROOT
-from split import Client, Server, begin, of_client, stopped, tensors, whole
+from split import Client, Server, lost, stopped, tensors, whole
 from split_modes import newest
-from split_lengths import CODED, PLAIN, STAGES, lost, same, tables, talks, turns
+from split_lengths import CODED, PLAIN, STAGES, same, tables, talks, turns
 from tables import job
 
 LLAMA = {"model.kind": "llama", "model.kv_heads": 2, "model.head_dim": 16, "model.mlp": 64}

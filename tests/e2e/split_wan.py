@@ -7,10 +7,10 @@ AQ_WAN_CLIENTS=N: of so many clients."""
 import json
 import os
 import statistics
-import subprocess
 import sys
 
 import jobs
+from far import scenario_in_the_lab
 from jobs import check, no_workers
 from kit import ROOT
 from split import Client, Server, begin, of_client, records, report, split, stopped
@@ -21,6 +21,7 @@ from wan import WANLAB, tell
 SHORT = sys.argv[2] not in ("split_wan_long", "split_wan_bound")
 CLIENTS, SAMPLES = int(os.environ.get("AQ_WAN_CLIENTS", 3 if SHORT else 8)), 256 if SHORT else 1024
 RTT_MS, RATE_MBPS = 80, 20
+LAB_S = 3000  # that a scenario may take there
 LONG_SAMPLES, LONG_BATCH = 2048, 256
 # link.rate_mbps: a plan that knows the rate has as few micro-batches in flight as hide the distance, and both ways of the line busy at once.
 KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 4,
@@ -109,7 +110,7 @@ def bound_of(path):
 
 def scenario_split_wan_bound():
     """Eight clients at 80 ms and 20 Mbit/s whose stages only wait, one after the other and all at once: bytes are the plan's; prints the step, the plan's bound and prediction."""
-    if not in_lab(CLIENTS):
+    if not scenario_in_the_lab(CLIENTS + 1, limit_s=LAB_S):
         return
     begin(*[f"c{i}" for i in range(CLIENTS)])
     os.environ.update(AQPIPE_WORKER=str(jobs.BIN / "aqpipe_timed"), TIMED_FORWARD_MS="0.01", TIMED_BACKWARD_MS="0.01", TIMED_SAMPLE_FLOATS=str(FLOATS))
@@ -139,22 +140,9 @@ def losses_of(run_):
     return {who: [line.get("loss") for line in lines] for who, lines in run_[0].items()}  # none where a client had no part of the batch
 
 
-def in_lab(clients):
-    """False: this process was none of the lab, and has run itself in one, to the end. Skips where no lab can be made."""
-    if os.environ.get("AQPIPE_WANLAB"):
-        return True
-    tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
-    if tried.returncode != 0:
-        print(f"skipped: {tried.stderr.strip()}")
-        sys.exit(77)
-    done = subprocess.run([WANLAB, str(clients + 1), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv], timeout=3000)
-    check(done.returncode == 0, f"in the lab: {done.returncode}")
-    return False
-
-
 def scenario_split_wan_pad():
     """split.pad at 80 ms and 20 Mbit/s, two clients at once: the losses of a near network and of a run that sends lengths; no size follows a length; a client that is killed returns."""
-    if not in_lab(2):
+    if not scenario_in_the_lab(3, limit_s=LAB_S):
         return
     tables("a", "b")
     table("train.tsv", 3, 48)
@@ -200,7 +188,7 @@ def scenario_split_wan_long():
 
 def scenario_split_wan():
     """Three clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too. With global sampling the losses alone."""
-    if not in_lab(CLIENTS):
+    if not scenario_in_the_lab(CLIENTS + 1, limit_s=LAB_S):
         return
     begin(*[f"c{i}" for i in range(CLIENTS)])
     for i in range(CLIENTS):

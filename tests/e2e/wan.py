@@ -4,12 +4,11 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
-import sys
 import time
 
 import jobs
+from far import scenario_in_the_lab
 from jobs import aqpipe, check, launch, losses, manifest, metrics
 from kit import BIN, ROOT, end, marked, same_run, start
 
@@ -165,7 +164,8 @@ def far_inside():
 
 def scenario_wan_far():
     """80 ms and 0.5 % of loss: links over QUIC, a flush after each step, and rates by tensor with staleness are the near runs, bit for bit."""
-    in_lab(far_inside)
+    if scenario_in_the_lab(ENDS):
+        far_inside()
 
 
 def adapters(keys, path, holds):
@@ -221,22 +221,11 @@ def nat_inside():
 
 def scenario_relay_nat():
     """Two stages that cannot reach each other, over a relay at 40 ms with losses: the run of one machine, bit for bit; without the relay they do not meet. At 80 ms with LoRA, killed and resumed."""
-    in_lab(nat_inside)
-
-
-def in_lab(inside):
-    """The scenario's body, in the lab; outside it this script starts there. It needs root, or skips."""
-    if os.environ.get("AQPIPE_WANLAB"):
-        inside()
-        return
-    tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
-    if tried.returncode != 0:
-        print(f"skipped: {tried.stderr.strip()}")
-        sys.exit(77)
-    done = subprocess.run([WANLAB, str(ENDS), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv], timeout=1000)
-    check(done.returncode == 0, f"in the lab: {done.returncode}")
+    if scenario_in_the_lab(ENDS):
+        nat_inside()
 
 
 def scenario_wan():
     """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms over a line of 100 and 2 Mbit/s, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
-    in_lab(inside)
+    if scenario_in_the_lab(ENDS):
+        inside()

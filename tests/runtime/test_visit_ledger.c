@@ -333,11 +333,31 @@ static void test_what_is_opened_to_read_is_never_written(void **state)
     aq_ledger_close(ledger);
     const size_t before = read_file();
     assert_int_equal(chmod(path_of(), 0400), 0);
-    assert_int_equal(aq_ledger_open_read(root, DIGEST, &ledger), AQ_OK);
+    assert_int_equal(aq_ledger_open_read(path_of(), &ledger), AQ_OK);
     assert_true(aq_ledger_sum(ledger, 8) == 1 && aq_ledger_visited(ledger) == 2);
     assert_int_not_equal(add(ledger, AQ_LEDGER_ACTIVATIONS, 7, 2, 1, 100), AQ_OK);
     assert_int_equal(read_file(), before);
     aq_ledger_close(ledger);
+}
+
+/* A file is read by its path, and the digest of its data is in its name. */
+static void test_a_path_with_another_name_is_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"",
+                                        "visits-",
+                                        "visits-1.ledger",
+                                        "visits--000000000000001.ledger",
+                                        "visits-ffffffffffffffff.ledgers",
+                                        "visits-FFFFFFFFFFFFFFFF.ledger"};
+    char path[128];
+    struct aq_ledger *ledger;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", root, names[i]);
+        assert_int_equal(aq_ledger_open_read(path, &ledger), AQ_INVAL);
+        assert_int_equal(aq_ledger_open_read(names[i], &ledger), AQ_INVAL);
+    }
+    assert_int_equal(aq_ledger_open_read("visits-ffffffffffffffff.ledger", &ledger), AQ_NOTFOUND);
 }
 
 static void test_other_data_and_a_link_are_refused(void **state)
@@ -371,6 +391,7 @@ int main(void)
         ledger_test(test_a_file_that_shrinks_or_goes_while_it_is_open_is_found),
         ledger_test(test_a_full_disk_leaves_no_trace),
         ledger_test(test_what_is_opened_to_read_is_never_written),
+        ledger_test(test_a_path_with_another_name_is_refused),
         ledger_test(test_other_data_and_a_link_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "stage_model.h"
+#include "decoder_json.h"
 
 enum { WIDTH, LEVELS, SIDE }; /* of the configuration's own fields */
 enum { COLOURS = 3, LEVEL_LAYERS = 3 };
@@ -125,10 +125,7 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
     json_t *config =
         json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "pyramid", "width", (int)model->own[WIDTH], "levels",
                   (int)model->own[LEVELS], "side", (int)model->own[SIDE], "classes", (int)model->vocabulary);
-    *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(config);
-    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
-                                                          : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+    return decoder_write(config, json, count);
 }
 
 extern const struct stage_model stage_model_pyramid;

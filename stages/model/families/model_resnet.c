@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "stage_model.h"
+#include "decoder_json.h"
 
 enum { SIDE = 2, DEPTH = 3, FILTERS = 4, GROUPS = 5, STEM = 6 }; /* of the configuration's own fields */
 enum { LEVELS = 4, BOTTLENECK = 4, SIDE_MAX = 512 };
@@ -218,10 +218,7 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
                   (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes", (int)model->vocabulary);
     if (model->own[GROUPS]) json_object_set_new(config, "norm_groups", json_integer(model->own[GROUPS]));
     if (model->own[STEM] == AQ_STEM_IMAGENET) json_object_set_new(config, "stem", json_string("imagenet"));
-    *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(config);
-    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
-                                                          : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+    return decoder_write(config, json, count);
 }
 
 /* What publish_config writes. transformers' config.json of this type has architectures, and other tensors. */
