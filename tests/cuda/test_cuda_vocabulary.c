@@ -11,7 +11,7 @@
 
 #include "cuda_plan.h"
 
-enum { B = 2, T = 8, C = 32, SMALL = 61, LARGE = 4001, LARGE_PADDED = 4096 };
+enum { B = 2, T = 8, C = 32, SMALL = 61, LARGE = 2049, LARGE_PADDED = 2176 };
 
 static struct aq_device *device;
 
@@ -47,6 +47,7 @@ static const struct form forms[] = {
 enum { FORMS = sizeof forms / sizeof forms[0] };
 
 static const enum aq_stage_precision precisions[] = {AQ_STAGE_BF16, AQ_STAGE_FP16, AQ_STAGE_TF32};
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 static struct aq_stage_config config_of(const struct form *form, enum aq_stage_precision precision, uint32_t V,
                                         bool pads)
@@ -143,11 +144,13 @@ static void outcome_free(struct outcome *out)
     aq_free(out->dx);
 }
 
+/* The first form in all precisions, the others in one each. */
 static void test_a_padded_vocabulary_changes_no_bit(void **state)
 {
     (void)state;
-    for (int i = 0; i < FORMS; i++)
-        for (size_t p = 0; p < sizeof precisions / sizeof precisions[0]; p++) {
+    for (size_t i = 0; i < FORMS; i++)
+        for (size_t p = 0; p < PRECISIONS; p++) {
+            if (i > 0 && p != i % PRECISIONS) continue;
             struct outcome plain = learn(&forms[i], precisions[p], SMALL, false);
             struct outcome padded = learn(&forms[i], precisions[p], SMALL, true);
             assert_true(isfinite(plain.loss) && plain.loss > 0.0);
@@ -244,7 +247,7 @@ static void test_a_padded_vocabulary_takes_room_and_no_tensor(void **state)
         uint32_t V, words;
     } cases[] = {{AQ_STAGE_BF16, LARGE, LARGE_PADDED}, {AQ_STAGE_BF16, 50257, 50304}, {AQ_STAGE_TF32, 50257, 50304},
                  {AQ_STAGE_BF16, 50304, 50304},        {AQ_STAGE_BF16, 2047, 2048},   {AQ_STAGE_FP16, SMALL, 64},
-                 {AQ_STAGE_TF32, 2049, 2176},          {AQ_STAGE_FP32, LARGE, LARGE}};
+                 {AQ_STAGE_TF32, 4001, 4096},          {AQ_STAGE_FP32, LARGE, LARGE}};
     for (int i = 0; i < FORMS; i++)
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
             struct aq_stage_config config = config_of(&forms[i], cases[c].precision, cases[c].V, false);
