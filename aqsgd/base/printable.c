@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "aqsgd/base/hex.h"
 #include "aqsgd/base/status.h"
 
 /* Characters that are not shown, or that change how others are: first and last. */
@@ -97,4 +98,18 @@ const char *aq_hex(const void *bytes, size_t count, char *out)
 bool aq_is_hex(const char *text, size_t count)
 {
     return strlen(text) == count && strspn(text, digits) == count;
+}
+
+static uint8_t digit_of(char c)
+{
+    return (uint8_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+}
+
+bool aq_hex_read(const char *text, size_t count, void *out)
+{
+    uint8_t *bytes = out;
+    if (!aq_is_hex(text, 2 * count)) return false;
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)(digit_of(text[2 * i]) << 4 | digit_of(text[2 * i + 1]));
+    return true;
 }
