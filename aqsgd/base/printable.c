@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "aqsgd/base/hex.h"
 #include "aqsgd/base/status.h"
 
 /* Characters that are not shown, or that change how others are: first and last. */

@@ -25,7 +25,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "aqsgd/base/hex.h"
 #include "net_limits.h"
 #include "relay_words.h"
 #include "transport.h"

@@ -7,7 +7,6 @@
  */
 #include <string.h>
 
-#include "aqsgd/base/hex.h"
 #include "control.h"
 #include "edge.h"
 #include "edge_key.h"

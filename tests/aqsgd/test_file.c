@@ -17,7 +17,6 @@
 
 #include <cmocka.h>
 
-#include "aqsgd/base/hex.h"
 #include "log_capture.h"
 #include "remove_tree.h"
 

@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 #include "aqsgd/base/file.h"
-#include "aqsgd/base/hex.h"
 #include "aqsgd/base/printable.h"
 #include "cuda_plan.h"
 
