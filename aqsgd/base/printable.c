@@ -98,3 +98,17 @@ bool aq_is_hex(const char *text, size_t count)
 {
     return strlen(text) == count && strspn(text, digits) == count;
 }
+
+static uint8_t digit_of(char c)
+{
+    return (uint8_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+}
+
+bool aq_hex_read(const char *text, size_t count, void *out)
+{
+    uint8_t *bytes = out;
+    if (!aq_is_hex(text, 2 * count)) return false;
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)(digit_of(text[2 * i]) << 4 | digit_of(text[2 * i + 1]));
+    return true;
+}

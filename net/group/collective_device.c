@@ -143,18 +143,18 @@ enum aq_status aq_device_coding_open(struct aq_group *group, const struct aq_gra
 {
     struct aq_exchange exchange = {.group = group, .count = count, .unit = unit};
     uint64_t first, chunk;
-    void *memory, *spans = NULL;
+    struct aq_device_coding *coding;
+    struct aq_grad_span *spans = NULL; /* zero: a chunk that has no such message */
+    void *memory;
     aq_grad_chunk(count, group->size, 0, &first, &chunk);
     const uint64_t messages = (chunk + unit - 1) / unit, all = messages * group->size;
     if (all >= UINT32_MAX) return aq_fail(AQ_INVAL, AREA, "%llu messages are too many", (unsigned long long)all);
-    AQ_TRY(aq_alloc(sizeof(struct aq_device_coding), &memory));
-    struct aq_device_coding *coding = memory;
+    AQ_TRY(AQ_NEW(1, &coding));
     *coding = (struct aq_device_coding){.count = count, .unit = unit, .messages = messages};
     enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc((all + 1) * sizeof(struct aq_grad_span), &spans), out);
-    struct aq_grad_span *span = spans; /* zero: a chunk that has no such message */
+    AQ_TRY_GOTO(AQ_NEW(all + 1, &spans), out);
     for (uint64_t i = 0; i < all; i++)
-        (void)aq_exchange_span(&exchange, (uint32_t)(i / messages), i % messages, &span[i].first, &span[i].count);
+        (void)aq_exchange_span(&exchange, (uint32_t)(i / messages), i % messages, &spans[i].first, &spans[i].count);
     AQ_TRY_GOTO(aq_grad_coder_open(group->device, codec, spans, (uint32_t)all, &coding->coder), out);
     if (!group->wires_isolated) { /* over NCCL nothing is packed before it is sure */
         AQ_TRY_GOTO(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, errors_bytes(coding), &memory), out);

@@ -113,9 +113,7 @@ static void join(struct aq_relay *relay, uint32_t waits, uint32_t calls)
     room->waiting--;
     room->calling--;
     for (int i = 0; i < 2; i++) {
-        void *memory = NULL;
-        good &= aq_alloc(AQ_RELAY_BUFFER_BYTES, &memory) == AQ_OK;
-        pair[i]->bytes = memory;
+        good &= AQ_NEW(AQ_RELAY_BUFFER_BYTES, &pair[i]->bytes) == AQ_OK;
         pair[i]->state = RELAY_JOINED;
         give_up_unheard(pair[i]->fd);
         pair[i]->peer = i ? waits : calls;

@@ -37,21 +37,17 @@ static enum aq_status begin(struct tls_stream *tls)
 /* The name of a site in the address; "": it names none. */
 static enum aq_status expected_site(const struct aq_address *address, char out[AQ_TLS_HOST_BYTES])
 {
-    static const char KEY[] = "site=";
+    size_t bytes;
+    const char *at = aq_address_value(address, "site", &bytes);
     out[0] = 0;
-    for (const char *at = address->query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
-        if (strncmp(at, KEY, sizeof KEY - 1) != 0) continue;
-        at += sizeof KEY - 1;
-        const size_t bytes = strcspn(at, "&");
-        if (bytes < AQ_TLS_HOST_BYTES) {
-            memcpy(out, at, bytes);
-            out[bytes] = 0;
-        }
-        if (!aq_tls_host_good(out))
-            return aq_fail(AQ_INVAL, "net", "address '%.*s': 'site' needs the name of a site",
-                           aq_address_shown(address->whole), address->whole);
-        return AQ_OK;
+    if (!at) return AQ_OK;
+    if (bytes < AQ_TLS_HOST_BYTES) {
+        memcpy(out, at, bytes);
+        out[bytes] = 0;
     }
+    if (!aq_tls_host_good(out))
+        return aq_fail(AQ_INVAL, "net", "address '%.*s': 'site' needs the name of a site",
+                       aq_address_shown(address->whole), address->whole);
     return AQ_OK;
 }
 

@@ -86,21 +86,32 @@ int aq_address_shown(const char *address)
     return (int)(room ? (size_t)(room - address) : strlen(address));
 }
 
-enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out)
+const char *aq_address_value(const struct aq_address *address, const char *key, size_t *bytes)
 {
     const size_t length = strlen(key);
     for (const char *at = address->query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
         if (strncmp(at, key, length) != 0 || at[length] != '=') continue;
-        char *stop;
-        errno = 0;
-        const double value = strtod(at + length + 1, &stop);
-        if (stop == at + length + 1 || (*stop && *stop != '&') || errno != 0 || !isfinite(value) || value < 0)
-            return aq_fail(AQ_INVAL, "net", "address '%.*s': '%s' needs a number of at least 0",
-                           aq_address_shown(address->whole), address->whole, key);
-        *out = value;
+        *bytes = strcspn(at + length + 1, "&");
+        return at + length + 1;
+    }
+    return NULL;
+}
+
+enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out)
+{
+    size_t bytes;
+    char *stop;
+    const char *at = aq_address_value(address, key, &bytes);
+    if (!at) {
+        *out = otherwise;
         return AQ_OK;
     }
-    *out = otherwise;
+    errno = 0;
+    const double value = strtod(at, &stop);
+    if (bytes == 0 || stop != at + bytes || errno != 0 || !isfinite(value) || value < 0)
+        return aq_fail(AQ_INVAL, "net", "address '%.*s': '%s' needs a number of at least 0",
+                       aq_address_shown(address->whole), address->whole, key);
+    *out = value;
     return AQ_OK;
 }
 

@@ -37,6 +37,8 @@ struct aq_address {
 
 enum aq_status aq_address_parse(const char *text,
                                 struct aq_address *out); /* AQ_INVAL, logged with the form of an address */
+/* What follows "key=" in the query, *bytes of it, borrowed; NULL: the query has no such key. */
+const char *aq_address_value(const struct aq_address *address, const char *key, size_t *bytes);
 /* The number after "key=" in the query, or otherwise. AQ_INVAL: not a number >= 0. */
 enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out);
 

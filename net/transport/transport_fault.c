@@ -66,8 +66,9 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_st
     struct fault_stream *fault;
     AQ_TRY(AQ_NEW(1, &fault));
     *fault = read;
-    const char *down = strstr(address->query, "cut_while=");
-    if (down) snprintf(fault->down, sizeof fault->down, "%.*s", (int)strcspn(down + 10, "&"), down + 10);
+    size_t down_bytes;
+    const char *down = aq_address_value(address, "cut_while", &down_bytes);
+    if (down) snprintf(fault->down, sizeof fault->down, "%.*s", (int)down_bytes, down);
     fault->cut_at = place_of_cut(seed, cut_every);
     fault->key = aq_rng_key((uint64_t)seed, AQ_RNG_TEST, 1, 0);
     fault->drop_key = aq_rng_key((uint64_t)seed, AQ_RNG_TEST, 2, 0);

@@ -62,27 +62,16 @@ static const struct aq_byte_stream_ops RELAY_OPS;
 
 /* ---- an end's connection ---- */
 
-static int digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static enum aq_status room_of(const struct aq_address *address, uint8_t room[AQ_RELAY_ROOM_BYTES])
 {
-    static const char KEY[] = "room=";
-    const char *at = address->query;
-    while (at && *at && strncmp(at, KEY, sizeof KEY - 1) != 0)
-        at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL;
-    at = at && *at ? at + sizeof KEY - 1 : "";
-    bool good = strcspn(at, "&") == 2 * AQ_RELAY_ROOM_BYTES;
-    for (int i = 0; i < AQ_RELAY_ROOM_BYTES && good; i++) {
-        const int high = digit(at[2 * i]), low = digit(at[2 * i + 1]);
-        good = high >= 0 && low >= 0;
-        if (good) room[i] = (uint8_t)(high << 4 | low);
-    }
-    return good ? AQ_OK
-                : aq_fail(AQ_INVAL, "net", "address 'relay://%.80s...': 'room' needs %d hexadecimal digits",
-                          address->place.host, 2 * AQ_RELAY_ROOM_BYTES);
+    char digits[2 * AQ_RELAY_ROOM_BYTES + 1];
+    size_t bytes;
+    const char *at = aq_address_value(address, "room", &bytes);
+    snprintf(digits, sizeof digits, "%.*s", at && bytes < sizeof digits ? (int)bytes : 0, at ? at : "");
+    return aq_hex_read(digits, AQ_RELAY_ROOM_BYTES, room)
+               ? AQ_OK
+               : aq_fail(AQ_INVAL, "net", "address 'relay://%.80s...': 'room' needs %d hexadecimal digits",
+                         address->place.host, 2 * AQ_RELAY_ROOM_BYTES);
 }
 
 static enum aq_status dial(const struct aq_address *address, const uint8_t room[AQ_RELAY_ROOM_BYTES],
@@ -90,7 +79,7 @@ static enum aq_status dial(const struct aq_address *address, const uint8_t room[
 {
     char place[AQ_ENDPOINT_TEXT_BYTES], whole[AQ_ENDPOINT_TEXT_BYTES + 64];
     double segment;
-    void *memory;
+    struct relay_stream *r;
     struct aq_byte_stream *below;
     struct aq_address relay;
     AQ_TRY(aq_address_number(address, "segment", 0, &segment));
@@ -98,13 +87,12 @@ static enum aq_status dial(const struct aq_address *address, const uint8_t room[
         snprintf(whole, sizeof whole, "tcp://%s", aq_endpoint_text(&address->place, address->place.port, place));
     if (segment > 0) snprintf(whole + used, sizeof whole - (size_t)used, "?segment=%.0f", segment);
     AQ_TRY(aq_address_parse(whole, &relay));
-    AQ_TRY(aq_alloc(sizeof(struct relay_stream), &memory));
+    AQ_TRY(AQ_NEW(1, &r));
     const enum aq_status status = aq_transport_connect(&relay, attempt, paced, &below);
     if (status != AQ_OK) {
-        aq_free(memory);
+        aq_free(r);
         return status;
     }
-    struct relay_stream *r = memory;
     r->stream.ops = &RELAY_OPS;
     r->stream.next = below;
     snprintf(r->stream.name, sizeof r->stream.name, "%.80s (relay)", below->name);

@@ -187,7 +187,7 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
     struct aq_plan_bench *benches;
     uint32_t count = 0, at_once = cores / (out->threads[first] > 0 ? out->threads[first] : 1);
     enum aq_status status = AQ_OK;
-    AQ_TRY(aq_alloc(plan->stage_count * sizeof *benches, (void **)&benches));
+    AQ_TRY(AQ_NEW(plan->stage_count, &benches));
     for (uint32_t s = first; s < plan->stage_count && status == AQ_OK; s++)
         if (aq_job_same_host(plan->job, first, s))
             status = aq_plan_bench_open(&benches[count++], plan, s, &plan->stages[s].config, out->threads[s]);

@@ -111,10 +111,10 @@ static enum aq_status layers_measure(struct measure *measure)
     struct aq_plan_bench *benches = NULL;
     uint32_t *layers = NULL, count = 0;
     enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc(measure->plan->layers * sizeof *layers, (void **)&layers), out);
+    AQ_TRY_GOTO(AQ_NEW(measure->plan->layers, &layers), out);
     AQ_TRY_GOTO(unknown_find(measure, layers, &count), out);
     if (count == 0) goto out;
-    AQ_TRY_GOTO(aq_alloc(count * sizeof *benches, (void **)&benches), out);
+    AQ_TRY_GOTO(AQ_NEW(count, &benches), out);
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_stage_config config = config_of(measure->plan, measure->s, layers[i]);
         AQ_TRY_GOTO(aq_plan_bench_open(&benches[i], measure->plan, measure->s, &config, measure->threads), out);

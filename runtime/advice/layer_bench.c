@@ -86,7 +86,7 @@ enum aq_status aq_plan_bench_open(struct aq_plan_bench *bench, const struct aq_p
     AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
     AQ_TRY(values_open(bench, bench->x_bytes, &bench->x));
     AQ_TRY(values_open(bench, bench->y_bytes, &bench->y));
-    AQ_TRY(aq_alloc(stage->B * sizeof *bench->ids, (void **)&bench->ids));
+    AQ_TRY(AQ_NEW(stage->B, &bench->ids));
     return batch_open(bench, stage);
 }
 

@@ -103,10 +103,7 @@ static enum aq_status tied_zeros(const struct aq_checkpoint *c, uint32_t index, 
     const float *residual = aq_stage_tied_residual(c->stage);
     const struct aq_tensor_info *info = &table->infos[index];
     if (!c->stands_in || !residual || aq_stage_parameters(c->stage) + info->offset != residual) return AQ_OK;
-    uint64_t floats = 1;
-    for (uint32_t d = 0; d < info->dimensions; d++)
-        floats *= info->shape[d];
-    table->copy_bytes[STATES_MAX + 2] = floats * sizeof(float);
+    table->copy_bytes[STATES_MAX + 2] = info->count * sizeof(float);
     AQ_TRY(aq_map_untouched(table->copy_bytes[STATES_MAX + 2], &table->copies[STATES_MAX + 2]));
     table->tensors[index].values = table->copies[STATES_MAX + 2];
     return AQ_OK;

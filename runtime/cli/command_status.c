@@ -426,11 +426,9 @@ static struct carried carried(const json_t *line, size_t rank)
     struct carried out = {.left = 1};
     double given = 0, all = 0;
     for (int i = 0; i < 3; i++) {
-        const double bytes = aq_control_number_at(line, keys[i][0], rank),
-                     left = aq_control_number_at(line, keys[i][1], rank);
-        if (!(bytes >= 0 && bytes < 1e18)) continue;
-        out.bytes[i] = left >= 0 && left <= 1 ? bytes * left : bytes;
-        given += bytes;
+        const double bytes = aq_control_number_at(line, keys[i][0], rank);
+        out.bytes[i] = aq_control_carried(bytes, aq_control_number_at(line, keys[i][1], rank));
+        given += aq_control_carried(bytes, 1);
         all += out.bytes[i];
     }
     if (given > 0) out.left = all / given;

@@ -88,7 +88,6 @@ static int serve_relay(const struct asked *asked)
     struct aq_endpoint endpoint;
     const char *why = "";
     uint16_t port;
-    char text[16];
     sigset_t set;
     if (aq_endpoint_parse(asked->relay.listen, &endpoint, &why) != AQ_OK)
         return aq_options_wrong("aqpiped", "--relay: '%.80s' is not an address: %s", asked->relay.listen, why);
@@ -104,8 +103,7 @@ static int serve_relay(const struct asked *asked)
     if (status != AQ_OK) return aq_exit_of(status);
     aq_log("relay", 1, "a relay at %s, port %u, for whoever reaches it: at most %u connections, %g Mbit/s a room",
            asked->relay.listen, port, asked->relay.connections, asked->relay.rate_mbps);
-    const int count = snprintf(text, sizeof text, "%u\n", port);
-    if (asked->config.port_file) status = aq_file_replace(NULL, asked->config.port_file, 0600, text, (size_t)count);
+    status = aq_control_port_write(asked->config.port_file, port);
     if (status == AQ_OK) status = aq_link_relay_run(relay, stop);
     struct aq_relay_stats stats;
     aq_link_relay_stats(relay, &stats);

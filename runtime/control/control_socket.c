@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "aqsgd/base/file.h"
 #include "net/endpoint.h"
 #include "net/tls.h"
 
@@ -411,4 +412,12 @@ void aq_control_descriptors(uint64_t count)
     files.rlim_cur = files.rlim_max < count ? files.rlim_max : count;
     if (setrlimit(RLIMIT_NOFILE, &files) != 0)
         aq_log("control", AQ_LOG_WARNING, "the limit of descriptors cannot be raised: errno %d", errno);
+}
+
+enum aq_status aq_control_port_write(const char *path, uint16_t port)
+{
+    char text[16];
+    if (!path) return AQ_OK;
+    const int count = snprintf(text, sizeof text, "%u\n", port);
+    return aq_file_replace(NULL, path, 0600, text, (size_t)count);
 }

@@ -18,6 +18,9 @@ enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
  * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
 enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
 
+/* The port and a line's end, to the file of --port-file; NULL: none is asked for. The status of aq_file_replace. */
+enum aq_status aq_control_port_write(const char *path, uint16_t port);
+
 /* Who is at the other end: its source (aq_source_of) and, where `text` is not NULL, its address for people. */
 struct sockaddr;
 uint64_t aq_control_source(const struct sockaddr *address, char text[64]);

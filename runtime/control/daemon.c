@@ -187,10 +187,7 @@ static enum aq_status open_listener(struct daemon *daemon)
     if (config->token.bytes == 0 && !config->tls)
         aq_log("daemon", AQ_LOG_WARNING, "no token: every user of this machine can run jobs here as this user");
     aq_log("daemon", 1, "listening at %s, port %u", config->listen, port);
-    if (!config->port_file) return AQ_OK;
-    char text[16];
-    const int count = snprintf(text, sizeof text, "%u\n", port);
-    return aq_file_replace(NULL, config->port_file, 0600, text, (size_t)count);
+    return aq_control_port_write(config->port_file, port);
 }
 
 enum aq_status aq_daemon_run(const struct aq_daemon_config *config)

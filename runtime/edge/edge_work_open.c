@@ -127,9 +127,8 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
 {
     struct aq_codec *codecs[1 + 4 * AQ_EDGE_LEVELS] = {edge->raw};
     const uint32_t count = codecs_all(&edge->backwards_by, codecs, codecs_all(&edge->forwards_by, codecs, 1));
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
-    struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
+    AQ_TRY(AQ_NEW(1, &edge->works)); /* from here on aq_edge_close frees it */
+    struct aq_edge_works *works = edge->works;
     AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
     AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
     edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */

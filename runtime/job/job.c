@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "aqsgd/device.h"
 #include "keys.h"
 #include "security.h"
 
@@ -62,8 +63,6 @@ uint32_t aq_job_reducers(const struct aq_job *job)
     return machines;
 }
 
-enum { AQ_JOB_THREADS_MAX = 256 }; /* as many a device can have, and keys.def allows */
-
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
 {
     AQ_ASSERT(rank < aq_job_ranks(job));
@@ -76,7 +75,7 @@ uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
         sharing += host == mine->host || (host && mine->host && strcmp(host, mine->host) == 0);
     }
     const uint32_t each = cores > sharing ? cores / sharing : 1;
-    return each < AQ_JOB_THREADS_MAX ? each : AQ_JOB_THREADS_MAX;
+    return each < AQ_DEVICE_THREADS_MAX ? each : AQ_DEVICE_THREADS_MAX;
 }
 
 double aq_job_speed(const struct aq_job *job, uint32_t s)

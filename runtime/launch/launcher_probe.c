@@ -66,7 +66,7 @@ static bool on_probed(struct probe *probe, uint32_t rank, const struct aq_messag
     struct probe_answer *answer = answer_of(probe, rank, message->probed.peer);
     if (!answer) return refuse(probe, rank, "has measured what it was not asked to");
     struct aq_probe_figures *figures = &probe->pair->figures[rank == probe->pair->to];
-    if (aq_probe_figures_read(message->line, rank != probe->pair->listener, figures) != AQ_OK)
+    if (aq_probe_figures_take(message, rank != probe->pair->listener, figures) != AQ_OK)
         return refuse(probe, rank, "reports impossible figures");
     answer->come = answer->measured = true;
     return true;

@@ -30,15 +30,12 @@ static enum aq_status wrong(const char *what)
     return aq_fail(AQ_PROTO, "probe", "a worker %s", what);
 }
 
-enum aq_status aq_probe_figures_read(const json_t *line, bool connected, struct aq_probe_figures *out)
+enum aq_status aq_probe_figures_take(const struct aq_message *message, bool connected, struct aq_probe_figures *out)
 {
-    struct aq_message message;
-    struct aq_message_wrong why;
-    const struct aq_message_probed *p = &message.probed;
-    if (!aq_message_read(AQ_MESSAGE_probed, line, NULL, &message, &why)) return wrong(why.text);
-    if (connected && !(AQ_MESSAGE_HAS(&message, probed, trips) && AQ_MESSAGE_HAS(&message, probed, rtt_min_ms) &&
-                       AQ_MESSAGE_HAS(&message, probed, rtt_ms) && AQ_MESSAGE_HAS(&message, probed, jitter_ms) &&
-                       AQ_MESSAGE_HAS(&message, probed, rtt_after_ms)))
+    const struct aq_message_probed *p = &message->probed;
+    if (connected && !(AQ_MESSAGE_HAS(message, probed, trips) && AQ_MESSAGE_HAS(message, probed, rtt_min_ms) &&
+                       AQ_MESSAGE_HAS(message, probed, rtt_ms) && AQ_MESSAGE_HAS(message, probed, jitter_ms) &&
+                       AQ_MESSAGE_HAS(message, probed, rtt_after_ms)))
         return wrong("sends 'probed' without the round trips that it timed");
     if (connected && p->rtt_min_ms > p->rtt_ms) return wrong("sends 'probed' whose 'rtt_min_ms' is above its 'rtt_ms'");
     if (p->again_bytes > p->wire_bytes || p->full_again_bytes > p->full_wire_bytes)

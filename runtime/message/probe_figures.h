@@ -1,7 +1,7 @@
 /*
  * probe_figures.h -- what one end of a link has measured of it (`aqpipe plan --probe`, docs/CONTROL.md section 9).
  *
- * The one who measures is another's machine: aq_probe_figures_read takes nothing that is missing or out of its range.
+ * The one who measures is another's machine: aq_probe_figures_take takes nothing that is missing or out of its range.
  *
  * Locking: pure functions.
  */
@@ -20,6 +20,8 @@ enum {
     AQ_PROBE_SESSION_S = 75,                   /* of a pair, with its connection: longest of all waits */
     AQ_PROBE_PAIR_S = AQ_PROBE_SESSION_S + 30, /* that its answers are waited for */
 };
+
+struct aq_message; /* message.h */
 
 /* How far a session came. */
 enum aq_probe_phase { AQ_PROBE_CONNECT = 0, AQ_PROBE_SMALL, AQ_PROBE_LARGE, AQ_PROBE_LOAD, AQ_PROBE_PHASES };
@@ -41,8 +43,9 @@ struct aq_probe_figures {
 /* A fresh `probed` line; NULL: no memory. */
 json_t *aq_probe_figures_line(const struct aq_probe_figures *figures, uint32_t peer);
 
-/* The fields of a `probed` line. AQ_PROTO (logged): one is missing, of another type or out of range. */
-enum aq_status aq_probe_figures_read(const json_t *line, bool connected, struct aq_probe_figures *out);
+/* The figures of a `probed` message, whose fields aq_message_read found in their ranges. AQ_PROTO (logged): a figure is
+ * missing that the end which connects has, or figures contradict each other. */
+enum aq_status aq_probe_figures_take(const struct aq_message *message, bool connected, struct aq_probe_figures *out);
 
 /* Do the two ends report the same load? NULL: yes; else a sentence with the difference. */
 const char *aq_probe_figures_differ(const struct aq_probe_figures *a, const struct aq_probe_figures *b);

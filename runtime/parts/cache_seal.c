@@ -32,21 +32,13 @@ static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t
     return AQ_OK;
 }
 
-static uint8_t digit(char c)
-{
-    return (uint8_t)(c <= '9' ? c - '0' : c - 'a' + 10);
-}
-
 static enum aq_status key_told(struct part *part, const json_t *start)
 {
     const char *text = aq_control_text_or(start, "seal", "");
     if (!part->gives) return AQ_OK;
-    if (!aq_is_hex(text, (size_t)2 * AQ_CACHE_KEY_BYTES))
-        return aq_fail(AQ_PROTO, "worker", "received no key for the server's cache (%d hexadecimal digits)",
-                       2 * AQ_CACHE_KEY_BYTES);
-    for (size_t i = 0; i < AQ_CACHE_KEY_BYTES; i++)
-        part->key[i] = (uint8_t)(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));
-    return AQ_OK;
+    if (aq_hex_read(text, AQ_CACHE_KEY_BYTES, part->key)) return AQ_OK;
+    return aq_fail(AQ_PROTO, "worker", "received no key for the server's cache (%d hexadecimal digits)",
+                   2 * AQ_CACHE_KEY_BYTES);
 }
 
 /* On the server's stage the key comes over the link from the client's. */

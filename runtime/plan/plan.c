@@ -632,9 +632,9 @@ static enum aq_status arrays_take(struct plan_open *open)
     const struct aq_plan *plan = &open->plan;
     const size_t code = (size_t)plan->stage_count *
                         (aq_schedule_bound(plan->micro_batches) + aq_schedule_bound(plan->micro_batches_last));
-    AQ_TRY(aq_alloc(plan->stage_count * sizeof *open->stages, (void **)&open->stages));
-    AQ_TRY(aq_alloc(plan->stage_count * sizeof *open->edges, (void **)&open->edges));
-    AQ_TRY(aq_alloc(code * sizeof *open->code, (void **)&open->code));
+    AQ_TRY(AQ_NEW(plan->stage_count, &open->stages));
+    AQ_TRY(AQ_NEW(plan->stage_count, &open->edges));
+    AQ_TRY(AQ_NEW(code, &open->code));
     open->plan.stages = open->stages;
     open->plan.edges = open->edges;
     return AQ_OK;

@@ -88,9 +88,9 @@ static enum aq_status cut_automatic(const struct aq_job *job, const struct aq_mo
     double *sums = NULL, *best = NULL;
     uint32_t *from = NULL;
     enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc((layers + 1) * sizeof *sums, (void **)&sums), out);
-    AQ_TRY_GOTO(aq_alloc(cells * sizeof *best, (void **)&best), out);
-    AQ_TRY_GOTO(aq_alloc(cells * sizeof *from, (void **)&from), out);
+    AQ_TRY_GOTO(AQ_NEW(layers + 1, &sums), out);
+    AQ_TRY_GOTO(AQ_NEW(cells, &best), out);
+    AQ_TRY_GOTO(AQ_NEW(cells, &from), out);
     AQ_TRY_GOTO(layer_flops(job, model, layers, sums), out);
     balance(sums, layers, P, best, from);
     uint32_t at = layers;

@@ -45,16 +45,11 @@ static const char *const names[COLUMNS] = {"run",
                                            "cache",
                                            "links healed"};
 
-static double at(const json_t *run, const char *outer, const char *inner)
-{
-    return aq_control_number_or(inner ? json_object_get(run, outer) : run, inner ? inner : outer, (double)NAN);
-}
-
 /* Bytes on the links; a report from before packing has one figure. */
 static double sent(const json_t *run, const char *packed, const char *plain)
 {
-    const double bytes = at(run, "bytes_per_step", packed);
-    return isfinite(bytes) ? bytes : at(run, "bytes_per_step", plain);
+    const double bytes = aq_control_number_in(run, "bytes_per_step", packed);
+    return isfinite(bytes) ? bytes : aq_control_number_in(run, "bytes_per_step", plain);
 }
 
 /* Of the machine that has most of it. */
@@ -103,16 +98,16 @@ static void add_row(struct aq_table *table, const json_t *run, const json_t *run
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         aq_table_cell(table, "%s", shown(aq_control_text_or(run, words[i], "-"), name));
     aq_table_cell(table, "%llu x %llu", (unsigned long long)stages, (unsigned long long)replicas);
-    aq_table_figure(table, at(run, "sequences_per_second", NULL), 2, "");
-    aq_table_figure(table, at(run, "sequences_per_second_warm", NULL), 2, "");
+    aq_table_figure(table, aq_control_number_or(run, "sequences_per_second", (double)NAN), 2, "");
+    aq_table_figure(table, aq_control_number_or(run, "sequences_per_second_warm", (double)NAN), 2, "");
     aq_table_size(table, sent(run, "forward_wire", "forward"));
     aq_table_size(table, sent(run, "backward_wire", "backward"));
     aq_table_size(table, sent(run, "gradient_wire", "gradient"));
-    aq_table_figure(table, at(run, "packed", NULL) * 100, 0, " %");
-    aq_table_figure(table, at(run, "link_wait_share", NULL) * 100, 0, " %");
-    aq_table_figure(table, at(run, "train_loss", "first"), 4, "");
-    aq_table_figure(table, at(run, "train_loss", "last"), 4, "");
-    aq_table_figure(table, at(run, "heldout", "loss"), 4, "");
+    aq_table_figure(table, aq_control_number_or(run, "packed", (double)NAN) * 100, 0, " %");
+    aq_table_figure(table, aq_control_number_or(run, "link_wait_share", (double)NAN) * 100, 0, " %");
+    aq_table_figure(table, aq_control_number_in(run, "train_loss", "first"), 4, "");
+    aq_table_figure(table, aq_control_number_in(run, "train_loss", "last"), 4, "");
+    aq_table_figure(table, aq_control_number_in(run, "heldout", "loss"), 4, "");
     const char *metric;
     double value;
     bool higher;
@@ -120,12 +115,12 @@ static void add_row(struct aq_table *table, const json_t *run, const json_t *run
         aq_table_cell(table, "%.24s %.3f", metric, value);
     else
         aq_table_cell(table, "-");
-    aq_table_cell(table, "%s", aq_text_hours(at(run, "seconds", NULL), number));
-    aq_table_cell(table, "%s", aq_text_hours(at(run, "compute_seconds", NULL), number));
+    aq_table_cell(table, "%s", aq_text_hours(aq_control_number_or(run, "seconds", (double)NAN), number));
+    aq_table_cell(table, "%s", aq_text_hours(aq_control_number_or(run, "compute_seconds", (double)NAN), number));
     aq_table_size(table, most(run, "sent_bytes"));
     aq_table_size(table, most(run, "disk_bytes"));
-    aq_table_size(table, at(run, "cache_bytes", NULL));
-    aq_table_figure(table, at(run, "heals", NULL), 0, "");
+    aq_table_size(table, aq_control_number_or(run, "cache_bytes", (double)NAN));
+    aq_table_figure(table, aq_control_number_or(run, "heals", (double)NAN), 0, "");
 }
 
 static void add_frozen(struct aq_text *text, const json_t *run, const char *name)
@@ -160,12 +155,12 @@ static void add_mishaps(struct aq_text *text, const json_t *run, const char *nam
 {
     const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
     const uint64_t skipped = aq_control_u64_or(run, "steps_skipped", 0);
-    const double fetched = at(run, "fetched", NULL);
+    const double fetched = aq_control_number_or(run, "fetched", (double)NAN);
     if (skipped > 0)
         aq_text_add(text, "%s: %llu steps were skipped, their gradients were not finite\n", name,
                     (unsigned long long)skipped);
     for (int i = 0; i < AQ_STEP_FIGURES; i++)
-        add_figure(text, name, aq_step_figure(i), at(run, aq_step_figure(i)->name, NULL));
+        add_figure(text, name, aq_step_figure(i), aq_control_number_or(run, aq_step_figure(i)->name, (double)NAN));
     if (restarts == 0 && !(fetched > 0)) return;
     aq_text_add(text, "%s: restarted %llu times by itself; %.0f lost messages were fetched from the other side\n", name,
                 (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
@@ -174,7 +169,8 @@ static void add_mishaps(struct aq_text *text, const json_t *run, const char *nam
 /* The last evaluation, with and without the cuts' codecs. */
 static void add_coded(struct aq_text *text, const json_t *run, const char *name)
 {
-    const double plain = at(run, "heldout", "loss"), coded = at(run, "heldout", "loss_coded");
+    const double plain = aq_control_number_in(run, "heldout", "loss"),
+                 coded = aq_control_number_in(run, "heldout", "loss_coded");
     if (isfinite(coded))
         aq_text_add(text, "%s: held-out loss %.6f with the codec off, %.6f with it on (samples never seen)\n", name,
                     plain, coded);
@@ -184,7 +180,7 @@ static void add_coded(struct aq_text *text, const json_t *run, const char *name)
 static void add_contraction(struct aq_text *text, const json_t *run, const char *name)
 {
     const json_t *cut;
-    const double afresh = at(run, "afresh", NULL);
+    const double afresh = aq_control_number_or(run, "afresh", (double)NAN);
     double drift = 0, ratio = 0;
     size_t e, seen = 0;
     json_array_foreach(json_object_get(run, "cuts"), e, cut)

@@ -30,12 +30,6 @@ struct all {
     double judged, right; /* targets of clients that have an accuracy */
 };
 
-/* report[outer][inner], or NaN. */
-static double at(const json_t *report, const char *outer, const char *inner)
-{
-    return aq_control_number_or(outer ? json_object_get(report, outer) : report, inner, NAN);
-}
-
 static json_t *copy(const json_t *line, const char *key)
 {
     json_t *value = json_object_get(line, key);
@@ -102,17 +96,20 @@ enum aq_status aq_split_folder_check(const char *folder, enum aq_split_role role
 static double bytes_of(const json_t *run)
 {
     const json_t *step = json_object_get(run, "bytes_per_step");
-    const double each = at(step, NULL, "forward_wire") + at(step, NULL, "backward_wire");
-    const double stages = at(run, NULL, "stages"), gradients = at(step, NULL, "gradient_wire");
-    return at(run, NULL, "steps") * (each * (stages - 1) + (gradients > 0 ? gradients * stages : 0));
+    const double each =
+        aq_control_number_or(step, "forward_wire", NAN) + aq_control_number_or(step, "backward_wire", NAN);
+    const double stages = aq_control_number_or(run, "stages", NAN),
+                 gradients = aq_control_number_or(step, "gradient_wire", NAN);
+    return aq_control_number_or(run, "steps", NAN) * (each * (stages - 1) + (gradients > 0 ? gradients * stages : 0));
 }
 
 static void add_to(struct all *all, const json_t *run, double samples, double bytes)
 {
-    const double known = at(run, "heldout", "targets");
+    const double known = aq_control_number_in(run, "heldout", "targets");
     /* With split.pad the number of targets may be the client's secret: then by samples, as averages of weights are. */
     const double targets = isfinite(known) ? known : samples;
-    const double loss = at(run, "heldout", "loss"), accuracy = at(run, "heldout", "accuracy");
+    const double loss = aq_control_number_in(run, "heldout", "loss"),
+                 accuracy = aq_control_number_in(run, "heldout", "accuracy");
     if (isfinite(bytes)) all->bytes += bytes;
     if (targets > 0 && isfinite(loss)) {
         all->targets += targets;
@@ -161,8 +158,8 @@ static json_t *client_line(const char *folder, const json_t *site, struct all *a
         json_object_set_new(line, counts[i], json_integer((json_int_t)aq_control_u64_or(site, counts[i], 0)));
     if (!run) return line;
     const double bytes = bytes_of(run);
-    add_to(all, run, at(site, NULL, "samples"), bytes);
-    json_object_set_new(line, "seconds", aq_control_number(at(run, NULL, "seconds")));
+    add_to(all, run, aq_control_number_or(site, "samples", NAN), bytes);
+    json_object_set_new(line, "seconds", aq_control_number(aq_control_number_or(run, "seconds", NAN)));
     json_object_set_new(line, "sent_bytes", aq_control_number(bytes));
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         json_object_set(line, kept[i], json_object_get(run, kept[i]));
@@ -330,12 +327,12 @@ static void clients_text(const json_t *figures, bool live, unsigned columns, str
         aq_table_cell(&table, "%s", aq_control_text_or(line, "name", "?"));
         if (live) aq_table_cell(&table, "%s", aq_control_text_or(line, "does", "is away"));
         for (size_t c = 2; c < 5; c++)
-            aq_table_figure(&table, at(line, NULL, heads[c]), 0, "");
-        aq_table_size(&table, at(line, NULL, "sent_bytes"));
-        aq_table_figure(&table, at(line, "heldout", "loss"), FIGURE_DECIMALS, "");
+            aq_table_figure(&table, aq_control_number_or(line, heads[c], NAN), 0, "");
+        aq_table_size(&table, aq_control_number_or(line, "sent_bytes", NAN));
+        aq_table_figure(&table, aq_control_number_in(line, "heldout", "loss"), FIGURE_DECIMALS, "");
         aq_table_cell(&table, "%s", metric_of(json_object_get(line, "heldout"), metric));
-        aq_table_figure(&table, at(line, NULL, "epsilon"), FIGURE_DECIMALS, "");
-        aq_table_figure(&table, at(line, NULL, "samples"), 0, "");
+        aq_table_figure(&table, aq_control_number_or(line, "epsilon", NAN), FIGURE_DECIMALS, "");
+        aq_table_figure(&table, aq_control_number_or(line, "samples", NAN), 0, "");
     }
     aq_table_print(&table, columns, text);
     aq_table_deinit(&table);
@@ -344,20 +341,23 @@ static void clients_text(const json_t *figures, bool live, unsigned columns, str
 static void epsilon_text(const json_t *figures, struct aq_text *text)
 {
     char most[48] = "";
-    if (!isfinite(at(figures, NULL, "epsilon"))) return;
-    if (isfinite(at(figures, NULL, "epsilon_max")))
-        snprintf(most, sizeof most, " of at most %g", at(figures, NULL, "epsilon_max"));
-    aq_text_add(text, "epsilon %.4g%s, delta %g: %llu visits of %s\n", at(figures, NULL, "epsilon"), most,
-                at(figures, NULL, "delta"), (unsigned long long)aq_control_u64_or(figures, "visits", 0),
+    if (!isfinite(aq_control_number_or(figures, "epsilon", NAN))) return;
+    if (isfinite(aq_control_number_or(figures, "epsilon_max", NAN)))
+        snprintf(most, sizeof most, " of at most %g", aq_control_number_or(figures, "epsilon_max", NAN));
+    aq_text_add(text, "epsilon %.4g%s, delta %g: %llu visits of %s\n", aq_control_number_or(figures, "epsilon", NAN),
+                most, aq_control_number_or(figures, "delta", NAN),
+                (unsigned long long)aq_control_u64_or(figures, "visits", 0),
                 aq_control_text_or(figures, "of", "a sample"));
 }
 
 static void figures_text(const json_t *figures, struct aq_text *text)
 {
     char size[AQ_TEXT_NUMBER], loss[AQ_TEXT_NUMBER], metric[AQ_TABLE_CELL_BYTES];
-    const double bytes = at(figures, NULL, "sent_bytes"), accuracy = at(figures, NULL, "accuracy");
+    const double bytes = aq_control_number_or(figures, "sent_bytes", NAN),
+                 accuracy = aq_control_number_or(figures, "accuracy", NAN);
     const json_t *heldout = json_object_get(figures, "heldout");
-    const double held = heldout ? at(heldout, NULL, "loss") : at(figures, NULL, "loss");
+    const double held =
+        heldout ? aq_control_number_or(heldout, "loss", NAN) : aq_control_number_or(figures, "loss", NAN);
     aq_text_add(text, "%s sent; held-out loss %s",
                 bytes >= 0 && bytes < 1e18 ? aq_text_size((uint64_t)bytes, size) : "-",
                 aq_text_figure(held, FIGURE_DECIMALS, loss));

@@ -10,11 +10,6 @@
 
 enum { FIGURE_DECIMALS = 4 };
 
-static double at(const json_t *report, const char *outer, const char *inner)
-{
-    return aq_control_number_or(outer ? json_object_get(report, outer) : report, inner, NAN);
-}
-
 json_t *report_client(const struct server *server, const struct site *site)
 {
     json_t *state = state_line(site), *line = aq_split_folder_client(server->job->output.path, state);
@@ -58,26 +53,26 @@ static void say_table(const struct server *server, const json_t *report)
     const json_t *clients = json_object_get(report, "clients");
     for (size_t i = 0; i < json_array_size(clients); i++) {
         const json_t *line = json_array_get(clients, i);
-        const double bytes = at(line, NULL, "sent_bytes");
+        const double bytes = aq_control_number_or(line, "sent_bytes", NAN);
         epsilon[0] = 0;
-        if (isfinite(at(line, NULL, "epsilon")))
-            snprintf(epsilon, sizeof epsilon, "; epsilon %.4g, delta %g", at(line, NULL, "epsilon"),
-                     at(line, NULL, "delta"));
-        server_say(server, "%s: %llu turns, %llu missed, %llu rested, late %llu times; %s sent; loss %s, accuracy %s%s",
-                   aq_control_text_or(line, "name", "?"), (unsigned long long)aq_control_u64_or(line, "turns", 0),
-                   (unsigned long long)aq_control_u64_or(line, "missed", 0),
-                   (unsigned long long)aq_control_u64_or(line, "rested", 0),
-                   (unsigned long long)aq_control_u64_or(line, "late", 0),
-                   aq_text_size(bytes > 0 ? (uint64_t)bytes : 0, size),
-                   aq_text_figure(at(line, "heldout", "loss"), FIGURE_DECIMALS, loss),
-                   aq_text_figure(at(line, "heldout", "accuracy"), FIGURE_DECIMALS, accuracy), epsilon);
+        if (isfinite(aq_control_number_or(line, "epsilon", NAN)))
+            snprintf(epsilon, sizeof epsilon, "; epsilon %.4g, delta %g", aq_control_number_or(line, "epsilon", NAN),
+                     aq_control_number_or(line, "delta", NAN));
+        server_say(
+            server, "%s: %llu turns, %llu missed, %llu rested, late %llu times; %s sent; loss %s, accuracy %s%s",
+            aq_control_text_or(line, "name", "?"), (unsigned long long)aq_control_u64_or(line, "turns", 0),
+            (unsigned long long)aq_control_u64_or(line, "missed", 0),
+            (unsigned long long)aq_control_u64_or(line, "rested", 0),
+            (unsigned long long)aq_control_u64_or(line, "late", 0), aq_text_size(bytes > 0 ? (uint64_t)bytes : 0, size),
+            aq_text_figure(aq_control_number_in(line, "heldout", "loss"), FIGURE_DECIMALS, loss),
+            aq_text_figure(aq_control_number_in(line, "heldout", "accuracy"), FIGURE_DECIMALS, accuracy), epsilon);
     }
-    const double bytes = at(report, NULL, "sent_bytes");
+    const double bytes = aq_control_number_or(report, "sent_bytes", NAN);
     server_say(server, "in all, %llu of %llu rounds: %s sent; loss %s, accuracy %s",
                (unsigned long long)aq_control_u64_or(report, "rounds", 0),
                (unsigned long long)aq_control_u64_or(report, "rounds_planned", 0), aq_text_size((uint64_t)bytes, size),
-               aq_text_figure(at(report, NULL, "loss"), FIGURE_DECIMALS, loss),
-               aq_text_figure(at(report, NULL, "accuracy"), FIGURE_DECIMALS, accuracy));
+               aq_text_figure(aq_control_number_or(report, "loss", NAN), FIGURE_DECIMALS, loss),
+               aq_text_figure(aq_control_number_or(report, "accuracy", NAN), FIGURE_DECIMALS, accuracy));
 }
 
 enum aq_status report_leave(const struct server *server)

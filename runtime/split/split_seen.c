@@ -129,8 +129,7 @@ void aq_split_seen_end(struct aq_split_seen *seen, const char *state, const char
 /* Bytes that a link carried; what is not known is not counted. */
 static double carried(const json_t *line, const char *bytes, const char *packed)
 {
-    const double given = aq_control_number_or(line, bytes, 0), left = aq_control_number_or(line, packed, 1);
-    return given > 0 && given < 1e18 ? given * (left >= 0 && left <= 1 ? left : 1) : 0;
+    return aq_control_carried(aq_control_number_or(line, bytes, 0), aq_control_number_or(line, packed, 1));
 }
 
 static void on_eval(struct aq_split_seen *seen, const json_t *line)

@@ -443,14 +443,11 @@ static enum aq_status enter(struct server *server)
 static enum aq_status listen_at(struct server *server)
 {
     uint16_t port;
-    char text[16];
     AQ_TRY(aq_tls_open(server->job->security.keys, AQ_TLS_LAUNCHER, 0, &server->tls));
     AQ_TRY(aq_control_listen(server->job->split.server, true, &server->listener, &port));
     server_say(server, "waits for %u client%s at %s, port %u", server->job->split.clients,
                server->job->split.clients == 1 ? "" : "s", server->job->split.server, port);
-    if (!server->config->port_file) return AQ_OK;
-    const int count = snprintf(text, sizeof text, "%u\n", port);
-    return aq_file_replace(NULL, server->config->port_file, 0600, text, (size_t)count);
+    return aq_control_port_write(server->config->port_file, port);
 }
 
 /* A job that has had all its rounds, and no turn that was trained. */

@@ -181,9 +181,8 @@ static void take_rank(struct aq_board_rank *rank, const json_t *line, uint32_t r
     for (int i = 0; i < AQ_BOARD_GAUGES; i++)
         rank->gauges[i] = aq_control_number_at(line, gauges[i], r);
     for (int i = 0; i < AQ_BOARD_WAYS; i++) {
-        const double bytes = aq_control_number_at(line, ways[i].bytes, r),
-                     left = aq_control_number_at(line, ways[i].packed, r);
-        const double wire = bytes >= 0 && bytes < 1e18 ? bytes * (left >= 0 && left <= 1 ? left : 1) : 0;
+        const double wire = aq_control_carried(aq_control_number_at(line, ways[i].bytes, r),
+                                               aq_control_number_at(line, ways[i].packed, r));
         rank->bytes[i] = wire;
         rank->bytes_all[i] += wire;
     }

@@ -16,14 +16,10 @@ enum { TAIL_BYTES = 5 << 20, INDEX_HEAD = 17 };
 
 static double array_wire(const json_t *line, const char *bytes, const char *packed)
 {
-    const json_t *all = json_object_get(line, bytes), *left = json_object_get(line, packed), *value;
+    const size_t ranks = json_array_size(json_object_get(line, bytes));
     double sum = 0;
-    size_t r;
-    json_array_foreach(all, r, value)
-    {
-        const double part = json_number_value(json_array_get(left, r));
-        sum += json_number_value(value) * (part > 0 && part <= 1 ? part : 1);
-    }
+    for (size_t r = 0; r < ranks; r++)
+        sum += aq_control_carried(aq_control_number_at(line, bytes, r), aq_control_number_at(line, packed, r));
     return sum;
 }
 

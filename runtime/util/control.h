@@ -131,6 +131,11 @@ uint64_t aq_control_u64_or(const json_t *message, const char *key, uint64_t othe
 int64_t aq_control_i64_or(const json_t *message, const char *key, int64_t otherwise);
 double aq_control_number_or(const json_t *message, const char *key, double otherwise);
 double aq_control_number_at(const json_t *message, const char *key, size_t i); /* of an array; NaN: it is none */
+double aq_control_number_in(const json_t *message, const char *outer, const char *key); /* of an object in it; so */
+
+/* The bytes that a link carried of `bytes` that it was given, if packing left this share of them. 0 for no number of
+ * bytes; a share that is unknown (NaN), or no share, counts as 1. */
+double aq_control_carried(double bytes, double left);
 bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise);
 
 /* Is message[key] this very text? For dispatch on "op" and "event". */

@@ -87,6 +87,16 @@ double aq_control_number_at(const json_t *message, const char *key, size_t i)
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
+double aq_control_number_in(const json_t *message, const char *outer, const char *key)
+{
+    return aq_control_number_or(json_object_get(message, outer), key, (double)NAN);
+}
+
+double aq_control_carried(double bytes, double left)
+{
+    return bytes > 0 && bytes < 1e18 ? bytes * (left > 0 && left <= 1 ? left : 1) : 0;
+}
+
 bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise)
 {
     const json_t *value = json_object_get(message, key);

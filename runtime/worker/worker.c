@@ -167,7 +167,7 @@ static enum aq_status open_optimizer(struct aq_worker *w)
                                                           aq_stage_parameter_count(w->stage), &group, &w->optimizer);
     aq_free(memory);
     AQ_TRY(status);
-    if (w->W > 1) AQ_TRY(aq_alloc(count * sizeof *w->replicas.squares, (void **)&w->replicas.squares));
+    if (w->W > 1) AQ_TRY(AQ_NEW(count, &w->replicas.squares));
     return AQ_OK;
 }
 

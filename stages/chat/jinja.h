@@ -3,7 +3,9 @@
  * values.
  *
  *     source --jinja_lexer.c--> tokens --jinja_parser.c--> nodes --jinja_run.c--> bytes
- *                                          jinja_value.c, jinja_text.c, jinja_filter.c, jinja_method.c
+ *                                          jinja_eval.c (expressions), jinja_value.c, jinja_text.c, jinja_json.c,
+ *                                          jinja_filter.c, jinja_test.c (`is`), jinja_method.c
+ *     jinja_program.c makes a program of a text, and names the line and column of an error.
  *
  * The environment is transformers': trim_blocks and lstrip_blocks, no autoescape, loop controls, {% generation %}, the
  * functions raise_exception, strftime_now, namespace, dict and range. Supported constructs behave as in Jinja; others

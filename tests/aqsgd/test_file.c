@@ -258,6 +258,13 @@ static void test_all_bytes_move_in_pieces(void **state)
     assert_true(aq_is_hex(hex, 6));
     assert_false(aq_is_hex(hex, 5));
     assert_false(aq_is_hex("00FA39", 6));
+    uint8_t read[3] = {7, 7, 7};
+    static const char *const bad[] = {"", "00fa3", "00fa390", "00fa3g", "00FA39"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(aq_hex_read(bad[i], sizeof read, read));
+    assert_memory_equal(read, "\x07\x07\x07", sizeof read);
+    assert_true(aq_hex_read(hex, sizeof read, read));
+    assert_memory_equal(read, "\x00\xfa\x39", sizeof read);
 }
 
 int main(void)

@@ -234,7 +234,7 @@ static void test_errors_hold_what_codecs_lost(void **state)
             ranks_step(&plain, 0.01f, 1.0f, step);
         }
         const float *worker[W], *server[W] = {NULL};
-        const bool both = !aq_grad_codec_config_one_sided(&config.reduce);
+        const bool both = aq_grad_codec_config_keeps_server(&config.reduce);
         for (uint32_t w = 0; w < W; w++) {
             worker[w] = aq_optimizer_state(coded.optimizers[w], ranks_state(&coded, "worker_error"));
             if (both) server[w] = aq_optimizer_state(coded.optimizers[w], ranks_state(&coded, "server_error"));

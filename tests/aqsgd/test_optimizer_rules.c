@@ -520,7 +520,7 @@ static void test_naive_compression_is_algorithm_2(void **state)
             ranks_expect_equal_parameters(&ranks);
             assert_memory_equal(ranks.parameters[0], alone.parameters[0], N * sizeof(float));
         }
-        assert_int_equal(ranks_has_state(&ranks, "server_error"), k == 1);
+        assert_false(ranks_has_state(&ranks, "server_error")); /* the mean comes back without loss */
         ranks_close(&ranks);
         ranks_close(&alone);
         aq_grad_codec_close(codec);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "fuzz.h"
+#include "message.h"
 #include "probe_session.h"
 #include "virtual_clock.h"
 
@@ -236,8 +237,11 @@ uint32_t __wrap_aq_eventcount_read(struct aq_eventcount *eventcount)
 static void takes(const struct aq_probe_figures *figures, bool connected)
 {
     struct aq_probe_figures read;
+    struct aq_message message;
+    struct aq_message_wrong wrong;
     json_t *line = aq_probe_figures_line(figures, 1);
-    AQ_ASSERT(aq_probe_figures_read(line, connected, &read) == AQ_OK);
+    AQ_ASSERT(aq_message_read(AQ_MESSAGE_probed, line, NULL, &message, &wrong));
+    AQ_ASSERT(aq_probe_figures_take(&message, connected, &read) == AQ_OK);
     AQ_ASSERT(read.received_bytes == LOADS * BODY && read.sent_bytes > 0);
     json_decref(line);
 }

@@ -206,6 +206,34 @@ static void test_parse_host_takes_bare_ipv6(void **state)
         if (aq_endpoint_parse_host(bad[i], &endpoint, &why) != AQ_INVAL) fail_msg("'%s' is taken", bad[i]);
 }
 
+/* A key is a whole one; its value ends at the next key. */
+static void test_a_query_has_values_by_their_keys(void **state)
+{
+    static const struct {
+        const char *key, *value;
+    } rows[] = {{"rate", "5"}, {"late", ""}, {"room", "00ff"}, {"ate", NULL}, {"rat", NULL}, {"5", NULL}, {"x", NULL}};
+    struct aq_address address;
+    double number;
+    (void)state;
+    assert_int_equal(aq_address_parse("tcp://127.0.0.1:9?rate=5&late=&room=00ff", &address), AQ_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        size_t bytes = 0;
+        const char *at = aq_address_value(&address, rows[i].key, &bytes);
+        assert_int_equal(at != NULL, rows[i].value != NULL);
+        if (!at) continue;
+        assert_int_equal(bytes, strlen(rows[i].value));
+        assert_memory_equal(at, rows[i].value, bytes);
+    }
+    assert_int_equal(aq_address_number(&address, "rate", 1, &number), AQ_OK);
+    assert_true(number == 5);
+    assert_int_equal(aq_address_number(&address, "x", 1, &number), AQ_OK);
+    assert_true(number == 1);
+    capture_begin();
+    assert_int_equal(aq_address_number(&address, "late", 1, &number), AQ_INVAL);
+    assert_int_equal(aq_address_number(&address, "room", 1, &number), AQ_INVAL);
+    capture_end();
+}
+
 /* Links read their addresses with the same eyes. */
 static void test_links_refuse_what_is_no_address(void **state)
 {
@@ -246,7 +274,7 @@ static void test_nobody_listens_at_a_name_that_others_cannot_reach(void **state)
     assert_int_equal(aq_endpoint_resolve(&endpoint, false, &list), AQ_OK); /* its listener may be at all addresses */
     freeaddrinfo(list);
     assert_int_equal(aq_endpoint_parse("ip6-localhost:7000", &endpoint, &why), AQ_OK); /* a name that says so */
-    if (aq_endpoint_resolve(&endpoint, true, &list) == AQ_OK) freeaddrinfo(list); /* not every machine has it */
+    if (aq_endpoint_resolve(&endpoint, true, &list) == AQ_OK) freeaddrinfo(list);      /* not every machine has it */
     assert_false(captured_has("'ip6-localhost' is a loopback address"));
     assert_int_equal(aq_endpoint_parse("127.0.1.1:7000", &endpoint, &why), AQ_OK); /* who writes it means it */
     assert_int_equal(aq_endpoint_resolve(&endpoint, true, &list), AQ_OK);
@@ -314,8 +342,11 @@ static void test_own_address_is_no_bridge(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse_each_spelling_is_one_thing), cmocka_unit_test(test_loopback_is_what_sockets_get),
-        cmocka_unit_test(test_text_parses_to_the_same),          cmocka_unit_test(test_parse_host_takes_bare_ipv6),
+        cmocka_unit_test(test_parse_each_spelling_is_one_thing),
+        cmocka_unit_test(test_loopback_is_what_sockets_get),
+        cmocka_unit_test(test_text_parses_to_the_same),
+        cmocka_unit_test(test_parse_host_takes_bare_ipv6),
+        cmocka_unit_test(test_a_query_has_values_by_their_keys),
         cmocka_unit_test(test_links_refuse_what_is_no_address),
         cmocka_unit_test(test_nobody_listens_at_a_name_that_others_cannot_reach),
         cmocka_unit_test(test_own_address_is_that_of_the_route),

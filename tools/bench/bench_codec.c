@@ -9,6 +9,7 @@
  * `codec aqsgd4 encode fp16 l3`: the default config as an edge runs it: m is kept in fp16 and m' goes to another place
  * (a slot of the cache); encode makes no x^, decode writes x^ in fp32 in addition to m'. Everything else is the default
  * in both: one fp16 scale per row, mid-rise, nearest, live measures as in codec.h.
+ * `codec ec2 encode bf16 l3`: as an edge runs it, with m kept in bf16, whose rounding is measured after the sample.
  *
  * "l3": one sample again and again. "dram": samples in turn from a working set far beyond any L3. The figure is the
  * best of the repeats: the machine's own, with the least of what else runs on it.
@@ -22,7 +23,7 @@
 
 enum { ROWS = 1024, COLUMNS = 1600, VALUES = ROWS * COLUMNS, DRAM_SAMPLES = 28 };
 
-enum form { PUBLISHED, DEFAULT };
+enum form { PUBLISHED, DEFAULT, ROUNDED };
 
 struct samples {
     struct aq_codec *codec;
@@ -80,7 +81,7 @@ static enum aq_status samples_open(enum form form, const struct coding *coding, 
     void *memory = NULL;
     *out = (struct samples){.form = form, .count = count};
     aq_codec_config_default(&config, coding->kind, coding->bits);
-    if (form == PUBLISHED) config.store = AQ_PRECISION_FP32;
+    if (form != DEFAULT) config.store = form == PUBLISHED ? AQ_PRECISION_FP32 : AQ_PRECISION_BF16;
     AQ_TRY(aq_codec_open(NULL, &config, ROWS, COLUMNS, &out->codec));
     out->body_bytes = aq_codec_bound(out->codec);
     out->message_bytes = aq_codec_message_bytes(out->codec);
@@ -164,7 +165,8 @@ static enum aq_status place_of(const struct aq_bench_options *options, enum form
                                bool dram, bool copy)
 {
     static const char *const verbs[] = {"encode", "decode"};
-    const char *where = dram ? "dram" : "l3", *store = form == PUBLISHED ? "" : " fp16";
+    static const char *const stores[] = {"", " fp16", " bf16"}; /* by form */
+    const char *where = dram ? "dram" : "l3", *store = stores[form];
     enum aq_status status;
     struct samples samples;
     char name[64];
@@ -192,6 +194,7 @@ enum aq_status aq_bench_codec(const struct aq_bench_options *options)
         for (size_t i = 0; i < sizeof codings / sizeof codings[0]; i++) {
             AQ_TRY(place_of(options, PUBLISHED, &codings[i], dram == 1, i == 0));
             AQ_TRY(place_of(options, DEFAULT, &codings[i], dram == 1, false));
+            if (codings[i].kind == AQ_CODEC_EC) AQ_TRY(place_of(options, ROUNDED, &codings[i], dram == 1, false));
         }
     }
     return AQ_OK;

@@ -255,6 +255,8 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
         scratch->codes = aq_arena_take(arena, codes);
         scratch->own = aq_arena_take(arena, codec->layout.piece_bytes);
     }
+    const bool rounds = packs || (aq_codec_keeps(codec) && codec->store == AQ_PRECISION_BF16);
+    codec->stored = aq_arena_take(arena, rounds ? codec->rows_max * sizeof *codec->stored : 0);
     codec->own = aq_arena_take(arena, codec->layout.whole_bytes);
     codec->spans = aq_arena_take(arena, groups_row * sizeof *codec->spans);
     codec->quants = aq_arena_take(arena, groups_row * sizeof *codec->quants);

@@ -413,11 +413,6 @@ static void dense_piece(uint32_t piece, void *context)
 
 /* ---- deltas with one scale per row ---- */
 
-enum {
-    MEASURE_ROWS_MIN = 64, /* samples of fewer rows are measured whole */
-    MEASURE_EACH = 8       /* the first 8 rows are measured, and one in 8 later ones */
-};
-
 /* The usual config: it goes row by row without any look at another row. */
 static bool is_rowwise(const struct aq_codec *codec)
 {
@@ -426,28 +421,22 @@ static bool is_rowwise(const struct aq_codec *codec)
            config->scale != AQ_SCALE_SEARCH && !config->hadamard;
 }
 
-/*
- * The sums to which the live measures of a row are added; NULL: none. The first tokens of a text are not like the
- * others (the very first has by far the largest activation in many models), so that they count only for themselves.
- */
+/* The sums to which the live measures of a row are added; NULL: none (aq_codec_is_measured). */
 static struct aq_codec_sums *row_sums(struct aq_codec_encoder *job, uint32_t piece, uint32_t row)
 {
-    if (job->codec->rows < MEASURE_ROWS_MIN) return &job->sums[piece];
-    if (row < MEASURE_EACH) return &job->head;
-    return row % MEASURE_EACH == MEASURE_EACH / 2 ? &job->sums[piece] : NULL;
+    if (!aq_codec_is_measured(job->codec->rows, row)) return NULL;
+    return job->codec->rows >= AQ_MEASURE_ROWS_MIN && row < AQ_MEASURE_EACH ? &job->head : &job->sums[piece];
 }
 
 static bool measures_part(const struct aq_codec *codec)
 {
-    return is_rowwise(codec) && codec->rows >= MEASURE_ROWS_MIN;
+    return is_rowwise(codec) && codec->rows >= AQ_MEASURE_ROWS_MIN;
 }
 
 /* How many rows each of the later measured rows counts for. */
 static double measure_factor(const struct aq_codec *codec)
 {
-    if (!measures_part(codec)) return 1.0;
-    const uint32_t later = codec->rows - MEASURE_EACH;
-    return (double)later / (double)((later + MEASURE_EACH / 2 - 1) / MEASURE_EACH);
+    return measures_part(codec) ? aq_codec_measured_weight(codec->rows) : 1.0;
 }
 
 /* The result of the first look at a row, for the second. */
@@ -745,26 +734,19 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
     return aq_codec_encode_here(codec, a, m, key, body, capacity, hat, m_out, result);
 }
 
-/* |a - m'|^2 of the rows that are measured; `part`: not all are. */
-struct stored {
-    struct aq_codec_encoder *job;
-    bool part;
-};
-
+/* The rows that are measured of a message in bf16 (aq_codec_measured_row), whatever the other measures take. */
 static void stored_piece(uint32_t piece, void *context)
 {
-    const struct stored *stored = context;
-    struct aq_codec_encoder *job = stored->job;
-    const struct aq_codec *codec = job->codec;
+    const struct aq_codec_encoder *job = context;
+    struct aq_codec *codec = job->codec;
     const size_t n = codec->columns;
     float *m = codec->scratch[piece].levels;
     uint32_t first, end;
     aq_codec_piece(codec, piece, &first, &end);
     for (uint32_t row = first; row < end; row++) {
-        struct aq_codec_sums *sums = stored->part ? row_sums(job, piece, row) : &job->sums[piece];
-        if (sums == NULL) continue;
+        if (!aq_codec_is_measured(codec->rows, row)) continue;
         codec->kernels->expand(job->m_out + row * aq_codec_row_bytes(codec), aq_precision_row(codec->store), n, m);
-        sums->error2[0] += aq_store_distance2(job->a + row * n, m, n);
+        aq_store_measure_row(codec, row, job->a + row * n, m);
     }
 }
 
@@ -772,14 +754,10 @@ static void stored_piece(uint32_t piece, void *context)
  * The error of a message in bf16, whose rounding is up to 2^-9 of a value, not of its change: late in a run, when
  * changes are small, it is the larger error. That of fp16 is 2^-12, and is left out.
  */
-static double stored_error2(struct aq_codec_encoder *job, bool part)
+static double stored_error2(struct aq_codec_encoder *job)
 {
-    struct stored stored = {.job = job, .part = part};
-    memset(job->head.error2, 0, sizeof job->head.error2);
-    for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
-        memset(job->sums[piece].error2, 0, sizeof job->sums[piece].error2);
-    aq_codec_run(job->codec, stored_piece, &stored);
-    return fold(job, offsetof(struct aq_codec_sums, error2), job->factor);
+    aq_codec_run(job->codec, stored_piece, job);
+    return aq_store_error2(job->codec);
 }
 
 /* With m and m' in codec->store. */
@@ -817,7 +795,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
     if (result->sum_error2 < 0.0) result->sum_error2 = 0.0; /* escapes: a difference of what is rounded */
     result->sum_stored2 = result->sum_error2;
     if (job.m_out != NULL && codec->store == AQ_PRECISION_BF16)
-        result->sum_stored2 = stored_error2(&job, job.factor > 1.0); /* as the other sums */
+        result->sum_stored2 = stored_error2(&job);
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
     return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);

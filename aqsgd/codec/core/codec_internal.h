@@ -255,6 +255,7 @@ struct aq_codec {
     struct aq_device *device;
     const struct aq_codec_kernels *kernels;
     struct aq_codec_scratch scratch[AQ_CODEC_PIECES_MAX];
+    double *stored; /* |a - m'|^2 of each measured row, where m' is rounded (aq_codec_measured_row); else nothing */
     uint8_t *old; /* the reference, where m_out is m and x^, which goes to a, is made last; m in FP32 where it is Q */
     void *own;               /* layout.whole_bytes */
     struct aq_span *spans;   /* of all groups, merged: tensor and channel */
@@ -397,9 +398,12 @@ static inline bool aq_store_is_q(const struct aq_codec *codec)
 }
 /* m, in fp32 to codec->old. False for bytes that no message has. */
 bool aq_store_unpack(struct aq_codec *codec, const void *message);
-/* m' = store(x). False where |x| is too large; then it holds rubbish. */
+/* m' = store(x). False where |x| is too large; then it holds rubbish. error2: |a - m'|^2, if a is given. */
 bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const float *a, double *error2);
-double aq_store_distance2(const float *a, const float *m, size_t n); /* |a - m|^2, in double */
+/* |a - m'|^2 of one measured row, a and m being that row's, into codec->stored; and of the sample, when all of them are
+ * there. In double, 32 partial sums in an order that pieces and threads do not change: the bits of a GPU's warps. */
+void aq_store_measure_row(struct aq_codec *codec, uint32_t row, const float *a, const float *m);
+double aq_store_error2(const struct aq_codec *codec);
 
 /* ---- codec_topk.c ---- */
 

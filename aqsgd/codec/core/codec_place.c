@@ -60,6 +60,7 @@ static void place_samples(const struct aq_cuda_codec_plan *plan, uint8_t *base, 
     const uint64_t bitmap = plan->sparse ? (plan->values + plan->kept + 31) / 32 + 2 : 0;
     out->status = (uint32_t *)take(base, used, 4 * jobs);
     out->sums = (float *)take(base, used, 16 * jobs * rows);
+    out->stored = (double *)(void *)take(base, used, aq_codec_rounds_store(plan) ? 8 * jobs * rows : 0);
     out->quants = (float *)take(base, used, tensor || channel ? AQ_CUDA_CODEC_STEP_BYTES * jobs * plan->groups_row : 0);
     out->spans = (float *)take(base, used, AQ_CUDA_CODEC_SPAN_BYTES * jobs * spans);
     out->errors = (float *)take(base, used, search ? 4 * jobs * plan->pieces * AQ_CUDA_CODEC_SHRINKS * lanes : 0);

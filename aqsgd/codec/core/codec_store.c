@@ -147,8 +147,7 @@ struct message_job {
     struct aq_codec *codec;
     uint8_t *message;
     float *x;
-    const float *a;                      /* pack: what the sample is, for the error of what is kept */
-    double error2[AQ_CODEC_PIECES_MAX];  /* of that, by piece                                       */
+    const float *a; /* pack: what the sample is, for the error of what is kept; NULL: nobody asks for it */
     bool failed[AQ_CODEC_PIECES_MAX];
 };
 
@@ -220,12 +219,36 @@ static void peaks_piece(uint32_t piece, void *context)
     }
 }
 
-double aq_store_distance2(const float *a, const float *m, size_t n)
+/* Added up by halves, as warp_fold adds. */
+static double lanes_fold(double lanes[AQ_LANES])
 {
-    double sum = 0.0;
-    for (size_t i = 0; i < n; i++)
-        sum += ((double)a[i] - (double)m[i]) * ((double)a[i] - (double)m[i]);
-    return sum;
+    for (int width = AQ_LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++)
+            lanes[l] += lanes[l + width];
+    return lanes[0];
+}
+
+void aq_store_measure_row(struct aq_codec *codec, uint32_t row, const float *a, const float *m)
+{
+    const size_t n = codec->columns, whole = n / AQ_LANES * AQ_LANES;
+    double lanes[AQ_LANES] = {0};
+    for (size_t i = 0; i < whole; i += AQ_LANES)
+        for (size_t l = 0; l < AQ_LANES; l++)
+            lanes[l] += ((double)a[i + l] - (double)m[i + l]) * ((double)a[i + l] - (double)m[i + l]);
+    for (size_t i = whole; i < n; i++)
+        lanes[i - whole] += ((double)a[i] - (double)m[i]) * ((double)a[i] - (double)m[i]);
+    codec->stored[row] = lanes_fold(lanes);
+}
+
+double aq_store_error2(const struct aq_codec *codec)
+{
+    const uint32_t count = aq_codec_measured_rows(codec->rows);
+    const double later = aq_codec_measured_weight(codec->rows);
+    double lanes[AQ_LANES] = {0};
+    for (uint32_t i = 0; i < count; i++)
+        lanes[i % AQ_LANES] +=
+            (i < AQ_MEASURE_EACH ? 1.0 : later) * codec->stored[aq_codec_measured_row(codec->rows, i)];
+    return lanes_fold(lanes);
 }
 
 static void pack_piece(uint32_t piece, void *context)
@@ -251,14 +274,15 @@ static void pack_piece(uint32_t piece, void *context)
                                 NULL);
             aq_code_writer_push(&writer, n);
         }
-        job->error2[piece] += aq_store_distance2(job->a + row * n, scratch->levels, n);
+        if (job->a != NULL && aq_codec_is_measured(codec->rows, row))
+            aq_store_measure_row(job->codec, row, job->a + row * n, scratch->levels);
     }
     aq_code_writer_flush(&writer);
 }
 
 bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const float *a, double *error2)
 {
-    struct message_job job = {.codec = codec, .message = message, .x = (float *)(uintptr_t)x, .a = a ? a : x};
+    struct message_job job = {.codec = codec, .message = message, .x = (float *)(uintptr_t)x, .a = a};
     if (by_channel(codec)) aq_codec_run(codec, peaks_piece, &job);
     for (uint32_t c = 0; by_channel(codec) && c < codec->columns; c++) {
         uint32_t peak = 0;
@@ -267,7 +291,6 @@ bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const 
         if (!scale_write(codec->config.store, peak, message, c, &codec->quants[c])) return false;
     }
     if (!run_pieces(&job, pack_piece)) return false;
-    for (uint32_t piece = 0; error2 && piece < codec->pieces; piece++)
-        *error2 = (piece ? *error2 : 0.0) + job.error2[piece];
+    if (a != NULL) *error2 = aq_store_error2(codec);
     return true;
 }

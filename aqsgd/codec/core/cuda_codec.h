@@ -92,6 +92,7 @@ struct aq_cuda_codec_scratch {
     uint8_t *rows;        /* warps * warp_bytes */
     uint32_t *status;     /* jobs, zero between launches */
     float *sums;          /* jobs * T * 4: a, a2, delta2, error2 of each row */
+    double *stored;       /* jobs * T: |a - m'|^2 of each measured row, where m' is rounded (aq_codec_rounds_store) */
     float *quants;        /* jobs * groups_row * 2: unit and inverse, tensor and channel */
     float *spans;         /* jobs * max(T, pieces) * groups * 3: peak, sum_abs, sum_square */
     float *errors;        /* jobs * pieces * 8 * 32 (tensor) or C (channel): the candidates of SEARCH */
@@ -125,6 +126,44 @@ AQ_CODEC_ANYWHERE uint32_t aq_codec_raw_reason(uint32_t peak, uint32_t limit)
 {
     if (peak >= 0x7f800000u) return AQ_RAW_NOT_FINITE;
     return limit < 0x7f800000u && peak + 0x100000u >= limit ? AQ_RAW_STORE : AQ_RAW_SCALE;
+}
+
+/*
+ * The rows of which a part of a sample's live measures is taken: all of a short sample; else the first eight, which
+ * count only for themselves, because the first tokens of a text are not like the others (the very first has by far the
+ * largest activation in many models), and one in eight later ones, which counts for its neighbours, too.
+ */
+enum { AQ_MEASURE_ROWS_MIN = 64, AQ_MEASURE_EACH = 8 };
+
+AQ_CODEC_ANYWHERE bool aq_codec_is_measured(uint32_t rows, uint32_t row)
+{
+    return rows < AQ_MEASURE_ROWS_MIN || row < AQ_MEASURE_EACH || row % AQ_MEASURE_EACH == AQ_MEASURE_EACH / 2;
+}
+
+AQ_CODEC_ANYWHERE uint32_t aq_codec_measured_rows(uint32_t rows)
+{
+    if (rows < AQ_MEASURE_ROWS_MIN) return rows;
+    return AQ_MEASURE_EACH + (rows - AQ_MEASURE_EACH + AQ_MEASURE_EACH / 2 - 1) / AQ_MEASURE_EACH;
+}
+
+/* Number `index` of them. */
+AQ_CODEC_ANYWHERE uint32_t aq_codec_measured_row(uint32_t rows, uint32_t index)
+{
+    if (rows < AQ_MEASURE_ROWS_MIN || index < AQ_MEASURE_EACH) return index;
+    return AQ_MEASURE_EACH * (index - AQ_MEASURE_EACH + 1) + AQ_MEASURE_EACH / 2;
+}
+
+/* How many rows each of them counts for after the first eight. */
+AQ_CODEC_ANYWHERE double aq_codec_measured_weight(uint32_t rows)
+{
+    if (rows < AQ_MEASURE_ROWS_MIN) return 1.0;
+    return (double)(rows - AQ_MEASURE_EACH) / (double)(aq_codec_measured_rows(rows) - AQ_MEASURE_EACH);
+}
+
+/* Is the rounding of stored messages a second error, which is measured? That of fp16 is 2^-12 of a value: left out. */
+AQ_CODEC_ANYWHERE bool aq_codec_rounds_store(const struct aq_cuda_codec_plan *plan)
+{
+    return plan->warm != 0 && (plan->packed != 0 || plan->store == AQ_PRECISION_BF16);
 }
 
 /* The memory of a codec at base; NULL only measures. Returns the bytes. The memory must be zero at the first launch. */

@@ -28,22 +28,15 @@ static __device__ double block_sum(double *shared, double x)
     return shared[0];
 }
 
-/* What each of the later measured rows counts for: measure_factor of codec_encode.c. */
-static __device__ double later_weight(const struct aq_cuda_codec_plan &plan, bool part)
-{
-    const uint32_t later = plan.rows - 8;
-    return part ? (double)later / (double)((later + 3) / 8) : 1.0;
-}
-
-/* The live measures: of all rows, or of the sampled ones (codec_encode.c, measure_factor). */
+/* The live measures: of all rows, or of the measured ones (codec_encode.c, measure_factor). */
 static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                     uint32_t sample, bool part, double *shared, struct aq_codec_result *out)
 {
-    const double factor = later_weight(plan, part);
+    const double factor = part ? aq_codec_measured_weight(plan.rows) : 1.0;
     double sums[4] = {0.0, 0.0, 0.0, 0.0};
     for (uint32_t r = threadIdx.x; r < plan.rows; r += FINISH_BLOCK) {
-        if (part && r >= 8 && r % 8 != 4) continue;
-        const double weight = r < 8 ? 1.0 : factor;
+        if (part && !aq_codec_is_measured(plan.rows, r)) continue;
+        const double weight = r < AQ_MEASURE_EACH ? 1.0 : factor;
         const float *from = mem.sums + 4 * ((uint64_t)sample * plan.rows + r);
         for (int i = 0; i < 4; i++)
             sums[i] += weight * (double)from[i];
@@ -82,41 +75,17 @@ static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const
     out->raw_peak = __uint_as_float(*peak < 0x7f800000u ? *peak : 0x7f800000u);
 }
 
-/* |a - m'|^2 of a message in bf16, by one block: of the rows that are measured. */
-static __device__ void measures_rounded(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                        bool part, double *shared, struct aq_codec_result *out)
+/* |a - m'|^2, by each warp alone, from the sums of codec_stored_rows: aq_store_error2 of codec_store.c, bit for bit. */
+static __device__ double measures_stored(const struct aq_cuda_codec_plan &plan,
+                                         const struct aq_cuda_codec_scratch &mem, uint32_t sample)
 {
-    const uint32_t rows = part ? 8 + (plan.rows - 8 + 3) / 8 : plan.rows;
-    const double factor = later_weight(plan, part);
+    const double *rows = mem.stored + (uint64_t)sample * plan.rows;
+    const uint32_t count = aq_codec_measured_rows(plan.rows);
+    const double later = aq_codec_measured_weight(plan.rows);
     double sum = 0.0;
-    for (uint32_t i = 0; i < rows; i++) {
-        const uint32_t row = part && i >= 8 ? 12 + 8 * (i - 8) : i;
-        const double weight = row < 8 ? 1.0 : factor;
-        for (uint32_t c = threadIdx.x; c < plan.columns; c += FINISH_BLOCK) {
-            const uint64_t e = (uint64_t)row * plan.columns + c;
-            const float m = value_read(plan.store, (const uint8_t *)job.m_out, plan.rows, e, 0.0f);
-            const double left = (double)job.a[e] - (double)m;
-            sum += weight * left * left;
-        }
-    }
-    out->sum_stored2 = block_sum(shared, sum);
-}
-
-/* |a - m'|^2 of a message in Q, by one block. */
-static __device__ void measures_stored(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                       double *shared, struct aq_codec_result *out)
-{
-    const uint8_t *message = (const uint8_t *)job.m_out;
-    const uint32_t bits = precision_bits(plan.packed);
-    double sum = 0.0;
-    for (uint64_t e = threadIdx.x; e < plan.values; e += FINISH_BLOCK) {
-        float unit;
-        (void)row_unit(plan.packed, message, (uint32_t)message_group(plan, e), &unit);
-        const int i = (int)code_read(message + message_codes_at(plan), e, bits) - (1 << (bits - 1));
-        const double left = (double)job.a[e] - (double)dequantize(i, unit, true);
-        sum += left * left;
-    }
-    out->sum_stored2 = block_sum(shared, sum);
+    for (uint32_t i = threadIdx.x % WARP; i < count; i += WARP)
+        sum = __dadd_rn(sum, __dmul_rn(i < AQ_MEASURE_EACH ? 1.0 : later, rows[aq_codec_measured_row(plan.rows, i)]));
+    return warp_fold(sum);
 }
 
 /* Grid (some, samples). */
@@ -142,9 +111,8 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
         measures_raw(plan, job, shared, peak, &out);
     else
         measures_sum(plan, mem, blockIdx.y, part, shared, &out);
-    if (!raw && plan.packed != 0 && job.m_out != NULL) measures_stored(plan, job, shared, &out);
-    if (!raw && plan.packed == 0 && plan.store == AQ_PRECISION_BF16 && job.m_out != NULL)
-        measures_rounded(plan, job, part, shared, &out);
+    if (!raw && aq_codec_rounds_store(&plan) && job.m_out != NULL)
+        out.sum_stored2 = measures_stored(plan, mem, blockIdx.y);
     if (threadIdx.x == 0) results[job.index] = out;
 }
 
@@ -225,6 +193,7 @@ static enum aq_status run_list(const struct aq_cuda_codec_plan &plan, const stru
     AQ_TRY(encode ? encode_list(plan, mem, inner, plain, stream) : decode_list(plan, mem, inner, plain, stream));
     if (plan.packed != 0) AQ_TRY(codec_launch_message_pack(plan, mem, list, stream));
     if (!encode) return AQ_LAUNCH(codec_finish_decode, 1, list.count, 0, stream, mem, list, answers.corrupt);
+    if (aq_codec_rounds_store(&plan)) AQ_TRY(codec_launch_stored_rows(plan, mem, list, stream));
     dim3 grid = aq_blocks(plan.values, FINISH_VALUES);
     grid.x = grid.x < FINISH_BLOCKS ? grid.x : (unsigned)FINISH_BLOCKS;
     grid.y = list.count;

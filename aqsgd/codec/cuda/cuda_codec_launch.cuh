@@ -45,6 +45,9 @@ enum aq_status codec_launch_message_unpack(const struct aq_cuda_codec_plan &plan
                                            struct CUstream_st *stream);
 enum aq_status codec_launch_message_pack(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                          const struct job_list &list, struct CUstream_st *stream);
+/* |a - m'|^2 of each measured row to scratch.stored, of samples that have m_out and did not fail. */
+enum aq_status codec_launch_stored_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, struct CUstream_st *stream);
 
 /* cuda_codec_topk.cu. */
 enum aq_status codec_launch_encode_topk(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,

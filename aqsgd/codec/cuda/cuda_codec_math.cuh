@@ -415,6 +415,13 @@ static __device__ __forceinline__ float warp_fold(float x)
     return __shfl_sync(WHOLE_WARP, x, 0);
 }
 
+static __device__ __forceinline__ double warp_fold(double x)
+{
+    for (int width = WARP / 2; width > 0; width /= 2)
+        x = __dadd_rn(x, __shfl_down_sync(WHOLE_WARP, x, (unsigned)width));
+    return __shfl_sync(WHOLE_WARP, x, 0);
+}
+
 /* The same sums one after another, as codec_encode.c's fold_errors adds them. */
 static __device__ inline float warp_sum_in_order(float x)
 {

@@ -22,22 +22,18 @@ static bool larger(float value, float best)
     return value > best || isnan(value);
 }
 
-struct max_pool {
-    const struct aq_max_pool *args;
-    uint64_t rows, columns; /* of an output image */
-};
-
-static void max_pool_piece(uint64_t piece, uint32_t worker, void *context)
+/* One line of an output image. */
+static void max_pool_piece(struct cpu_device *cpu, const struct aq_max_pool *args, uint64_t piece)
 {
-    (void)worker;
-    const struct max_pool *self = context;
-    const struct aq_pool_shape *shape = &self->args->shape;
-    const uint64_t sample = piece / self->rows, C = shape->C;
-    const float *image = self->args->x + sample * shape->height * shape->width * C;
-    float *y = self->args->y + piece * self->columns * C;
+    (void)cpu;
+    const struct aq_pool_shape *shape = &args->shape;
+    const uint64_t rows = aq_conv_out(shape->height, shape->stride), columns = aq_conv_out(shape->width, shape->stride);
+    const uint64_t sample = piece / rows, C = shape->C;
+    const float *image = args->x + sample * shape->height * shape->width * C;
+    float *y = args->y + piece * columns * C;
     uint64_t top, bottom, left, right;
-    span_of(shape, piece % self->rows, shape->height, &top, &bottom);
-    for (uint64_t column = 0; column < self->columns; column++, y += C) {
+    span_of(shape, piece % rows, shape->height, &top, &bottom);
+    for (uint64_t column = 0; column < columns; column++, y += C) {
         span_of(shape, column, shape->width, &left, &right);
         memcpy(y, image + (top * shape->width + left) * C, C * sizeof *y);
         for (uint64_t row = top; row < bottom; row++)
@@ -49,19 +45,11 @@ static void max_pool_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
-enum aq_status cpu_max_pool(struct aq_device *device, const struct aq_max_pool *args, struct aq_stream *stream)
-{
-    (void)stream;
-    struct max_pool self = {args, aq_conv_out(args->shape.height, args->shape.stride),
-                            aq_conv_out(args->shape.width, args->shape.stride)};
-    cpu_pool_run(cpu_device_of(device)->pool, args->shape.samples * self.rows, max_pool_piece, &self);
-    return AQ_OK;
-}
+CPU_PIECES(max_pool, aq_max_pool, aq_conv_out(args->shape.height, args->shape.stride) * args->shape.samples)
 
-static void max_pool_backward_piece(uint64_t sample, uint32_t worker, void *context)
+static void max_pool_backward_piece(struct cpu_device *cpu, const struct aq_max_pool_backward *args, uint64_t sample)
 {
-    (void)worker;
-    const struct aq_max_pool_backward *args = context;
+    (void)cpu;
     const struct aq_pool_shape *shape = &args->shape;
     const uint64_t rows = aq_conv_out(shape->height, shape->stride), columns = aq_conv_out(shape->width, shape->stride);
     const uint64_t C = shape->C, values = shape->height * shape->width * C;
@@ -84,11 +72,4 @@ static void max_pool_backward_piece(uint64_t sample, uint32_t worker, void *cont
     }
 }
 
-enum aq_status cpu_max_pool_backward(struct aq_device *device, const struct aq_max_pool_backward *args,
-                                     struct aq_stream *stream)
-{
-    (void)stream;
-    struct aq_max_pool_backward own = *args;
-    cpu_pool_run(cpu_device_of(device)->pool, args->shape.samples, max_pool_backward_piece, &own);
-    return AQ_OK;
-}
+CPU_PIECES(max_pool_backward, aq_max_pool_backward, args->shape.samples)

@@ -13,8 +13,9 @@
 
 #include <stdatomic.h>
 
+#include "aqsgd/device.h"
+
 enum {
-    THREADS_MAX = 256,
     INDEX_BITS = 20,      /* pieces of one hand-out; more are handed out in several rounds                        */
     LOOKS = 400,          /* pauses of about 10 to 40 ns each before a thread sleeps: below 20 microseconds */
     SLEEP_NS = 1000000000 /* every wait has a deadline: look again once a second                                  */
@@ -38,7 +39,7 @@ struct cpu_pool {
     void *context;
     struct aq_eventcount *work; /* notified when the ticket or stop changes */
     struct aq_eventcount *done; /* notified when left gets 0                */
-    struct worker workers[THREADS_MAX];
+    struct worker workers[AQ_DEVICE_THREADS_MAX];
 };
 
 static void pause_a_moment(void)
@@ -94,9 +95,10 @@ static void worker_main(void *context)
 
 enum aq_status cpu_pool_open(uint32_t threads, struct cpu_pool **out)
 {
-    if (threads == 0) threads = aq_thread_cores() < THREADS_MAX ? aq_thread_cores() : THREADS_MAX;
-    if (threads > THREADS_MAX)
-        return aq_fail(AQ_INVAL, "device", "device.threads is %u; at most %d are possible", threads, THREADS_MAX);
+    if (threads == 0) threads = aq_thread_cores() < AQ_DEVICE_THREADS_MAX ? aq_thread_cores() : AQ_DEVICE_THREADS_MAX;
+    if (threads > AQ_DEVICE_THREADS_MAX)
+        return aq_fail(AQ_INVAL, "device", "device.threads is %u; at most %d are possible", threads,
+                       AQ_DEVICE_THREADS_MAX);
     struct cpu_pool *pool;
     AQ_TRY(AQ_NEW(1, &pool));
     enum aq_status status = AQ_OK;

@@ -126,6 +126,12 @@ bool aq_grad_codec_config_one_sided(const struct aq_grad_codec_config *config)
     return kind != NULL && kind->one_sided;
 }
 
+bool aq_grad_codec_config_keeps_server(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    return kind != NULL && kind->lossy && !kind->one_sided && !kind->mean_exact;
+}
+
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config)
 {
     const struct aq_grad_kind *kind = find_kind(config->kind);

@@ -8,7 +8,7 @@
  * finds the places; then come the k values, 32 bits each, in the order of their places.
  *
  * The error is the values that do not travel. The mean of the ranks has the same places, so it comes back without a
- * loss, and its owner's error stays zero: Algorithm 2, whose errors are the workers' only.
+ * loss, and its owner keeps no error: Algorithm 2, whose errors are the workers' only.
  */
 #include "grad_sparse.h"
 
@@ -91,6 +91,7 @@ const struct aq_grad_kind aq_grad_codec_kind_randomk = {
     .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_DENSITY,
     .needs_errors = true,
     .lossy = true,
+    .mean_exact = true,
     .config_default = aq_sparse_config_default,
     .config_check = aq_sparse_values_check,
     .scales = aq_grad_scales_bucket,

@@ -101,6 +101,7 @@ struct aq_grad_kind {
     bool lossy;
     bool needs_errors; /* is no choice without error feedback: it forgets every size */
     bool one_sided;    /* only workers code: the mean comes back in fp32, and no error is kept of it */
+    bool mean_exact;   /* the mean comes back as it was, in the kind's bytes, and no error is kept of it */
     bool signs_alone;  /* sizes are nothing to it: a mean is added up with weight 1, so that ties are exact zeros */
     void (*config_default)(struct aq_grad_codec_config *out);
     enum aq_status (*config_check)(const struct aq_grad_codec_config *config);

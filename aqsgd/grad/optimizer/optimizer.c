@@ -194,7 +194,7 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
         return AQ_OK;
     AQ_TRY(aq_optimizer_take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR,
                              &optimizer->worker_error));
-    if (aq_grad_codec_config_one_sided(&config->reduce)) return AQ_OK;
+    if (!aq_grad_codec_config_keeps_server(&config->reduce)) return AQ_OK;
     return aq_optimizer_take_server(optimizer, "server_error", optimizer->parameters, &optimizer->server_error);
 }
 

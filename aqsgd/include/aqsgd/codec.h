@@ -200,7 +200,8 @@ struct aq_codec_result {
                           of the sample is sqrt(sum_error2 / sum_delta2). ec keeps it below 0.9, and a change
                           below 0.71 of itself; other codecs do what they are asked for                    */
     double sum_stored2; /* |a - m'|^2, of the message that is kept: the error that AQ-SGD's loop continues with. It is
-                           sum_error2 but for bf16 and stores below 16 bits, whose rounding is a second error      */
+                           sum_error2 but for bf16 and stores below 16 bits, whose rounding is a second error. Then
+                           it is of the rows named above, whatever the codec, and has the same bits on any device  */
     double sum_a;      /* of a: the common mode is |mean(a)| / rms(a)                                      */
 };
 

@@ -33,6 +33,8 @@ struct aq_device; /* opaque */
 struct aq_stream; /* opaque: work in order */
 struct aq_event;  /* opaque: a point in a stream */
 
+enum { AQ_DEVICE_THREADS_MAX = 256 }; /* of a CPU's pool */
+
 struct aq_device_config {
     const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu, and a line */
     uint32_t index;   /* which GPU; 0 on the CPU */

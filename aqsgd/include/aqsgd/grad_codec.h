@@ -103,6 +103,8 @@ bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);
 bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config);
 /* Do only workers code (topk_fp32)? The mean of what they send then comes back in fp32. */
 bool aq_grad_codec_config_one_sided(const struct aq_grad_codec_config *config);
+/* Does the owner of a chunk keep an error of the mean? Not where it comes back without loss (topk_fp32, randomk). */
+bool aq_grad_codec_config_keeps_server(const struct aq_grad_codec_config *config);
 /* Does a value come back with a loss that error feedback should keep? False for fp32, fp16, bf16, vote. */
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config);
 

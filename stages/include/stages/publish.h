@@ -33,7 +33,10 @@ typedef enum aq_status aq_publish_file(void *context, const char *name, const ch
 /* The published name of a tensor, terminated, cut to `bytes`. */
 void aq_publish_name(const struct aq_model_config *model, const char *tensor, char *out, size_t bytes);
 
-/* turned[i]: do published files have tensor names[i] the other way round (aq_tensor_info.turned)? AQ_NOMEM. */
+/*
+ * transposed[i]: do published files have tensor names[i] the other way round (aq_tensor_info.transposed)? kernels[i]:
+ * its aq_tensor_info.kernel; NULL: nobody asks for it. A name of no tensor: false, 0. AQ_NOMEM.
+ */
 enum aq_status aq_publish_transposed(const struct aq_model_config *model, const char *const *names, uint32_t count,
                                      bool *transposed, uint32_t *kernels);
 

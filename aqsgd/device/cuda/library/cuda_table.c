@@ -61,12 +61,7 @@ static bool bytes_of(const char *digits, void *out, size_t count)
     char text[ALGORITHM_DIGITS + 1];
     AQ_ASSERT(2 * count < sizeof text);
     snprintf(text, 2 * count + 1, "%s", digits);
-    if (!aq_is_hex(text, 2 * count)) return false;
-    for (size_t i = 0; i < count; i++) {
-        const char pair[3] = {text[2 * i], text[2 * i + 1], 0};
-        ((uint8_t *)out)[i] = (uint8_t)strtoul(pair, NULL, 16);
-    }
-    return true;
+    return aq_hex_read(text, count, out);
 }
 
 /* The start of this plan's line, fused or apart. */

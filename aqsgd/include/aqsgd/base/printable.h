@@ -40,6 +40,8 @@ const char *aq_printable_text(const char *text, char *out, size_t bytes);
 const char *aq_hex(const void *bytes, size_t count, char *out);
 /* Is text exactly `digits` small hexadecimal digits? */
 bool aq_is_hex(const char *text, size_t digits);
+/* The `count` bytes that aq_hex wrote. False: text is not 2 * count small hexadecimal digits; out is as it was. */
+bool aq_hex_read(const char *text, size_t count, void *out);
 
 #ifdef __cplusplus
 }
