@@ -64,6 +64,7 @@ struct site {
     struct aq_control *launch;            /* its channel; NULL: none                         */
     uint32_t tries;                       /* that failed, or that its client left, since its last checkpoint */
     uint64_t tried_mark;                  /* which was at this step                          */
+    bool failed;                          /* a try was counted, and none has begun since     */
     bool late;                            /* it is waited for, or was, in this round          */
     uint32_t ahead_round;                 /* the last one with an offer ahead of its turn */
     char why[AQ_SPLIT_TEXT_BYTES];        /* its turn's last failure                          */

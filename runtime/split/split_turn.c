@@ -85,7 +85,8 @@ void turn_away(struct server *server, struct site *site, const char *why)
     no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);
-    if (site->offered || site->owed) count_try(site);
+    if ((site->offered || site->owed) && !site->failed) count_try(site);
+    site->failed = false;
     if (site->until || site->owed) snprintf(site->why, sizeof site->why, "%s", text);
     site->offered = site->owed = false;
     site->deadline_ns = AQ_NEVER;
@@ -195,6 +196,7 @@ static void again(struct server *server, struct site *site, const char *why)
         return;
     }
     server_say(server, "round %u: %s: %s; its turn continues from its checkpoint", server->round, site->name, text);
+    site->failed = true;
     site->offered = false;
     site->deadline_ns = AQ_NEVER;
     turn_text(text, clean);
@@ -392,6 +394,7 @@ static void begin(struct server *server, struct site *site)
         return;
     }
     aq_split_session_go(&site->session, AQ_SPLIT_TRAINING);
+    site->failed = false;
     site->sum_ns = aq_clock_ns();
     site->summing = false;
     site->deadline_ns = AQ_NEVER; /* the launcher watches it (control.silence_max, control.stall_max) */

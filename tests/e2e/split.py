@@ -280,6 +280,20 @@ def scenario_split_leaves():
     server.end()
     check([line["loss"] for line in of_client("orphan", "a")] == alone, "a turn whose launcher is killed makes another run")
 
+    # It is killed, returns with a full disk, fails and leaves, and returns with room: two tries from one checkpoint, not three.
+    server = Server(split("full", rounds=1, clients=1, **keys))
+    client = Client(server, "a", stops=(3,))
+    stopped(server, client, 3)
+    client.kill()
+    said = Client(server, "a", at=("bash", "-c", 'ulimit -f 4; exec "$@"', "-")).end(1)
+    client.release()
+    check("File too large" in said, said)
+    server.await_text("has left: its disk is full, or cannot be written")
+    Client(server, "a").end()
+    server.end()
+    check([line["missed"] for line in report("full")["clients"]] == [0], server.text())
+    check(lost("full") == alone, "a turn whose client had a full disk makes another run")
+
     # One that does not come back costs its turn's rest alone.
     server = Server(split("lost", rounds=2, clients=2, **{**keys, "split.wait": "1s"}))
     clients = {name: Client(server, name, stops=(3,) if name == "a" else ()) for name in ("a", "b")}
