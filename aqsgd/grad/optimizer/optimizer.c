@@ -324,6 +324,11 @@ bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config)
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     char unread[AQ_OPTIMIZER_WHY_BYTES];
+    if (config->outer_delay > 0) {
+        snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
+                 "reduce.delay averages on a core of the CPU; set reduce.delay: 0, or device: cpu");
+        return AQ_NODEV;
+    }
     if (!config->reduce.kind || aq_grad_codec_config_on_gpu(&config->reduce)) return AQ_OK;
     snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
              "reduce.codec %s has no kernels for a GPU; take q8..q2, sign, bf16, fp16 or fp32", config->reduce.kind);
