@@ -11,7 +11,8 @@ enum { STATE_IDLE, STATE_ASKED, STATE_DONE };
 
 struct aq_group_background {
     atomic_int state;
-    atomic_bool stop; /* release in close, acquire in look and in the thread */
+    atomic_bool stop;                  /* release in stop, acquire in look and in the thread */
+    uint64_t words[AQ_GROUP_SIZE_MAX]; /* of all ranks; links send from it  */
     struct aq_group_task task;
     struct aq_group_done done;
     enum aq_status status;              /* of done */
@@ -29,12 +30,13 @@ static bool stops(const struct aq_group_background *background)
     return atomic_load_explicit(&background->stop, memory_order_acquire);
 }
 
-static enum aq_status reduce(const struct aq_group_task *task, struct aq_group_done *done)
+static enum aq_status reduce(struct aq_group_background *background)
 {
-    uint64_t all[AQ_GROUP_SIZE_MAX];
-    AQ_TRY(aq_all_gather(task->group, &task->word, sizeof task->word, all));
+    const struct aq_group_task *task = &background->task;
+    uint64_t *words = background->words;
+    AQ_TRY(aq_all_gather(task->group, &task->word, sizeof task->word, words));
     for (uint32_t w = 0; w < aq_group_size(task->group); w++)
-        done->words |= all[w];
+        background->done.words |= words[w];
     if (task->mean.count == 0) return AQ_OK;
     return task->mean.worker ? aq_compressed_allreduce(task->group, &task->mean)
                              : aq_allreduce_mean(task->group, task->mean.x, task->mean.count);
@@ -46,7 +48,7 @@ static void work(struct aq_group_background *background)
     struct aq_group_stats before, after;
     background->done = (struct aq_group_done){.begin_ns = aq_clock_ns()};
     aq_group_stats(task->group, &before);
-    background->status = reduce(task, &background->done);
+    background->status = reduce(background);
     aq_group_stats(task->group, &after);
     background->done.sent_bytes = after.sent_bytes - before.sent_bytes;
     background->done.end_ns = aq_clock_ns();
@@ -84,12 +86,22 @@ out:
     return status;
 }
 
+void aq_group_background_stop(struct aq_group_background *background)
+{
+    if (!background || !background->thread) return;
+    atomic_store_explicit(&background->stop, true, memory_order_release);
+    aq_eventcount_notify(background->asked);
+    aq_thread_close(background->thread);
+    background->thread = NULL;
+    if (state_of(background) != STATE_ASKED) return;
+    background->status = AQ_ABORTED; /* the thread had not begun */
+    atomic_store_explicit(&background->state, STATE_DONE, memory_order_release);
+}
+
 void aq_group_background_close(struct aq_group_background *background)
 {
     if (!background) return;
-    atomic_store_explicit(&background->stop, true, memory_order_release);
-    if (background->thread) aq_eventcount_notify(background->asked);
-    aq_thread_close(background->thread);
+    aq_group_background_stop(background);
     aq_eventcount_close(background->asked);
     aq_free(background);
 }

@@ -102,6 +102,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
 void aq_worker_group_close(struct aq_worker *worker)
 {
     aq_worker_speed_close(worker);
+    aq_worker_delay_close(worker);
     aq_group_close(worker->replicas.group);
     if (worker->replicas.bounce)
         aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->replicas.bounce, BOUNCE_BYTES);

@@ -527,6 +527,11 @@ enum aq_status aq_worker_delay_open(struct aq_worker *w)
     return aq_group_background_open(w->eventcount, &w->replicas.delay.background);
 }
 
+void aq_worker_delay_stop(struct aq_worker *w)
+{
+    aq_group_background_stop(w->replicas.delay.background);
+}
+
 void aq_worker_delay_close(struct aq_worker *w)
 {
     aq_group_background_close(w->replicas.delay.background);

@@ -150,15 +150,16 @@ enum aq_status aq_worker_swap_out(struct aq_worker *worker);
 
 /*
  * worker_local.c: reduce.delay, else nothing. open: before the group, whose reductions a thread makes then. begin: this
- * reduction, which has `later`, beside what follows. await: in a step, until it is done. settle: if one is
- * under way, and the outer step is taken. look:
- * it has not failed. close: before anything else uses the links.
+ * reduction, which has `later`, during what follows. await: in a step, until it is done. settle: between steps, or in
+ * REDUCE: if one is under way, until its outer step is taken. look: it has not failed. stop: before anything else uses
+ * the links; close: when they are halted.
  */
 enum aq_status aq_worker_delay_open(struct aq_worker *worker);
 void aq_worker_delay_begin(struct aq_worker *worker, const struct aq_reduce *asked);
 enum aq_status aq_worker_delay_await(struct aq_worker *worker);
 enum aq_status aq_worker_delay_settle(struct aq_worker *worker);
 enum aq_status aq_worker_delay_look(const struct aq_worker *worker);
+void aq_worker_delay_stop(struct aq_worker *worker);
 void aq_worker_delay_close(struct aq_worker *worker);
 
 /*

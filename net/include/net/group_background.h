@@ -4,9 +4,10 @@
  * Caveats first.
  * - While a task is under way the group and its links belong to the thread. The caller does not touch them, their
  *   counters, or what the task names.
- * - A close ends a collective that waits for a rank if the group's config has `aq_group_background_look` as meanwhile,
+ * - A stop ends a collective that waits for a rank if the group's config has `aq_group_background_look` as meanwhile,
  *   the background as context, and a look_ns. Its device is NULL: a pool serves one thread.
- * - A reduction that failed breaks the group, as any collective does. Close the background before the links are aborted.
+ * - A reduction that failed or was stopped breaks the group, as any collective does. Stop the background before the
+ *   links are aborted, and close it when they are halted: until then they may send from its memory.
  *
  *     aq_group_background_open(eventcount, &background);
  *     config.meanwhile = aq_group_background_look; config.context = background; config.look_ns = 2000000;
@@ -15,7 +16,7 @@
  *     ... compute; until the event count changes: aq_group_background_state ...
  *     aq_group_background_take(background, &done);
  *
- * Locking: begin, state, take and close from one thread.
+ * Locking: all but look from one thread.
  */
 #ifndef NET_GROUP_BACKGROUND_H
 #define NET_GROUP_BACKGROUND_H
@@ -40,10 +41,12 @@ struct aq_group_done {
 /* eventcount: notified when a task has ended; borrowed. AQ_NOMEM. */
 enum aq_status aq_group_background_open(struct aq_eventcount *eventcount, struct aq_group_background **out);
 
-/* A task that is under way ends with AQ_ABORTED. NULL is fine. */
+/* Ends the thread; a task that is under way fails with AQ_ABORTED. May be called again. NULL is fine. */
+void aq_group_background_stop(struct aq_group_background *background);
+/* Stops, and frees what links may send from. NULL is fine. */
 void aq_group_background_close(struct aq_group_background *background);
 
-/* For aq_group_config.meanwhile; context: the background. AQ_AGAIN, or AQ_ABORTED: it is being closed. */
+/* For aq_group_config.meanwhile; context: the background. AQ_AGAIN, or AQ_ABORTED: it is being stopped. */
 enum aq_status aq_group_background_look(void *context);
 
 /* Nothing is under way. */
