@@ -193,7 +193,7 @@ static void resume(const struct ranks *from, struct ranks *to, const struct aq_o
     }
 }
 
-/* State that was saved anywhere, also while a mean travels, continues bit for bit; what is shown is the outer weights. */
+/* State that was saved anywhere, also while a mean travels, continues bit for bit; shown are the outer weights. */
 static void test_state_of_any_step_continues_bit_for_bit(void **state)
 {
     (void)state;
