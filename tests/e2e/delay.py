@@ -5,7 +5,7 @@ import struct
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import REPLICAS, RESTARTED, ROOT, arrays, complete, interrupt, launch_and_kill, refused, same_run, start
+from kit import REPLICAS, RESTARTED, ROOT, arrays, complete, end, interrupt, launch_and_kill, refused, same_run, start
 from local import OUTER, SPARSE, meets
 
 EVERY, DELAY = 4, 2
@@ -70,23 +70,33 @@ def scenario_delay():
     no_workers("delay")
 
 
-def scenario_delay_beside():
-    """A replica trains the first steps of a round while another one has not ended the round before."""
-    path = manifest("beside", **{**DELAYED, "pipeline.stages": 1, "train.epochs": 4, "checkpoint.every": 0})
+def beside(path, victim=None):
+    """Launch; replica 0 comes to the step of the outer step while replica 1 has not ended the round. Then one of them is killed."""
     late = jobs.Hold(EVERY, "begin", 1)
     early = jobs.Hold(EVERY + DELAY, "begin", 0, late.folder)
     process = start(path, environment=late.environment(), lines=False)
     try:
-        late.reached(process)
-        early.reached(process)  # it has ended the round, and made the steps before that of the outer step
+        workers = [late.reached(process), early.reached(process)]
+        if victim is not None:
+            end(workers[victim])
         early.release()
         late.release()
         _, errors = process.communicate(timeout=jobs.PATIENCE)
     finally:
         process.kill()
     check(process.returncode == 0, f"exit code {process.returncode}\n{errors[-2000:]}")
-    launch(manifest("calm", **{**DELAYED, "pipeline.stages": 1, "train.epochs": 4, "checkpoint.every": 0}))
-    check(weights("beside") == weights("calm") and losses("beside") == losses("calm"), "a late replica changed a bit")
+    return errors
+
+
+def scenario_delay_beside():
+    """A replica trains the first steps of a round while another one has not ended the round before; a worker that is killed
+    meanwhile, with an average under way, sends both back to the last checkpoint, and changes no bit."""
+    keys = {**DELAYED, "pipeline.stages": 1, "train.epochs": 4, "checkpoint.every": "3 steps"}
+    launch(manifest("calm", **keys))
+    for name, victim in (("beside", None), ("late", 0), ("early", 1)):
+        errors = beside(manifest(name, **keys), victim)
+        check((victim is None) == ("killed by signal 9" not in errors), f"{name}: {errors[-2000:]}")
+        check(weights(name) == weights("calm") and losses(name) == losses("calm"), f"{name}: another run")
     no_workers("delay_beside")
 
 
@@ -100,8 +110,9 @@ def scenario_delay_resume():
         launch(manifest(f"whole{tag}", **{**keys, **more}))
         for how, step in (("sigint", 7), ("worker", 7), ("worker", 13)) if tag in ("", "-q4", "-topk") else (("worker", 7),):
             path = manifest(f"{how}{step}{tag}", **{**keys, **more})
-            interrupt(how, path, step)
+            errors = interrupt(how, path, step)
             if how == "sigint":
+                check("stops when the next round of 5 steps ends (reduce.delay)" in errors, errors[-2000:])
                 at = len(losses(f"{how}{step}{tag}"))
                 check(at == 15, f"stopped after step {at}: the vote of the round's end at 10 ends the run at 15")
             launch(path, "--resume")
