@@ -126,6 +126,23 @@ def scenario_delay_resume():
     no_workers("delay_resume")
 
 
+def scenario_delay_outage():
+    """Links that are cut again and again, to neighbours and to replicas, heal beside both threads that use them: the same bits."""
+    keys = {**DELAYED, **raw(), "train.epochs": 8, "link.outage_max": "60s", "reduce.codec": "q8"}
+    for tag, more in {"": {}, "-stale": {"train.staleness": 1}}.items():
+        launch(manifest(f"whole{tag}", **{**keys, **more}))
+        with jobs.faults(links="seed=1&cut_every=20000"):
+            launch(manifest(f"cut{tag}", **{**keys, **more}))
+        logs = "".join(log.read_text() for log in (ROOT / f"cut{tag}" / "logs").glob("*"))
+        between = len(re.findall(r"rank 0 .*link to rank 2 ", logs))
+        heals = sum(metrics(f"cut{tag}")[-1]["heals"])
+        print(f"cut{tag}: {heals} links healed, {between} lines of the link between replicas")
+        check(heals > 10 and between > 0, f"cut{tag}: {heals} links were healed, {between} lines of the link between replicas")
+        check(losses(f"cut{tag}") == losses(f"whole{tag}"), f"cut{tag}: losses differ")
+        check(weights(f"cut{tag}") == weights(f"whole{tag}"), f"cut{tag}: weights differ")
+    no_workers("delay_outage")
+
+
 def scenario_delay_reshard():
     """Where a round ends another number of replicas goes on from the outer weights; in the middle of one they are told what to do."""
     keys = {**DELAYED, **raw(), **raw("backward"), "train.batch": 12, "train.epochs": 16, "checkpoint.every": "3 steps"}
