@@ -152,7 +152,7 @@ static bool check_delay(struct aq_manifest *manifest)
         why = "does not go with reduce.patience: an average without a lost replica is made again between two steps; "
               "set one of both to 0";
     else if (reduce->transport == AQ_TRANSPORT_NCCL)
-        why = "needs reduce.transport: links; NCCL averages in the order of a GPU's steps";
+        why = "needs reduce.transport: links: NCCL averages in the order of a GPU's steps";
     if (why) {
         aq_manifest_error(manifest, "reduce.delay", "%s", why);
         return false;

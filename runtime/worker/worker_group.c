@@ -27,6 +27,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
                        "their weights would drift apart; set device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
     if (asked == AQ_TRANSPORT_LINKS || worker->job->reduce.patience_ns > 0) return AQ_OK;
+    if (aq_worker_is_delayed(worker)) return AQ_OK; /* movements are averaged in the host's memory */
     const bool fits = facts.built && facts.distinct_gpus && facts.one_machine && worker->job->link.rate_mbps == 0;
     if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)

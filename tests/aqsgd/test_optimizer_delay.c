@@ -273,15 +273,12 @@ static void test_the_update_that_takes_up_an_outer_step_predicts_nothing(void **
 static void test_what_does_not_fit_is_refused_by_name(void **state)
 {
     (void)state;
-    char why[AQ_OPTIMIZER_WHY_BYTES];
     struct aq_optimizer_config config = delay_config("adamw", 4, 4, 0.9f);
     aq_error_clear();
     assert_int_equal(aq_optimizer_config_check(&config), AQ_INVAL);
     assert_non_null(strstr(aq_error_text(), "outer_delay is 4, must be below outer_every, 4"));
     config.outer_delay = 3;
     assert_int_equal(aq_optimizer_config_check(&config), AQ_OK);
-    assert_int_equal(aq_optimizer_config_check_device(&config, why), AQ_NODEV);
-    assert_non_null(strstr(why, "reduce.delay"));
     config.retries = true;
     assert_int_equal(aq_optimizer_config_check(&config), AQ_INVAL);
     /* No delay, or one rank: no memory for it. */

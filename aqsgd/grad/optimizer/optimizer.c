@@ -192,10 +192,17 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
     const struct aq_optimizer_config *config = &optimizer->config;
     if (optimizer->group.size == 1 || !config->error_feedback || !aq_grad_codec_config_lossy(&config->reduce))
         return AQ_OK;
-    AQ_TRY(aq_optimizer_take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR,
-                             &optimizer->worker_error));
+    /* With outer_delay a host's thread codes movements beside the device's steps. */
+    const enum aq_memory_kind where =
+        aq_optimizer_is_local(optimizer) && config->outer_delay > 0 ? AQ_MEMORY_PINNED : AQ_MEMORY_DEVICE;
+    uint64_t first, chunk;
+    AQ_TRY(
+        take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR, where, &optimizer->worker_error));
     if (aq_grad_codec_config_one_sided(&config->reduce)) return AQ_OK;
-    return aq_optimizer_take_server(optimizer, "server_error", optimizer->parameters, &optimizer->server_error);
+    aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &first, &chunk);
+    AQ_TRY(take(optimizer, "server_error", chunk, AQ_STATE_SERVER_ERROR, where, &optimizer->server_error));
+    optimizer->states[optimizer->state_count - 1].info.of = optimizer->parameters;
+    return AQ_OK;
 }
 
 /* Everything that open takes for the kind. */
@@ -324,11 +331,6 @@ bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config)
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     char unread[AQ_OPTIMIZER_WHY_BYTES];
-    if (config->outer_delay > 0) {
-        snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
-                 "reduce.delay averages on a core of the CPU; set reduce.delay: 0, or device: cpu");
-        return AQ_NODEV;
-    }
     if (!config->reduce.kind || aq_grad_codec_config_on_gpu(&config->reduce)) return AQ_OK;
     snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
              "reduce.codec %s has no kernels for a GPU; take q8..q2, sign, bf16, fp16 or fp32", config->reduce.kind);

@@ -92,6 +92,7 @@ struct aq_optimizer {
     struct {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
         float *end, *moving;       /* outer_delay: own weights at the round's end; movements; NULL: no delay */
+        float *travel;             /* what moves of a device's memory, in the host's, where it is averaged */
         float *pending;            /* then: 1 from a round's end until `end` has been used, else 0 */
         bool travels;              /* the outer step of that round has not been taken */
     } outer;                       /* optimizer_outer.c */

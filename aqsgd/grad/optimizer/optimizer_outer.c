@@ -77,6 +77,9 @@ static enum aq_status delay_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take_few(optimizer, "local_pending", 1, AQ_STATE_REPLICATED, &optimizer->outer.pending));
     AQ_TRY(aq_optimizer_scratch_device(optimizer, optimizer->parameters * sizeof(float), &moving));
     optimizer->outer.moving = moving;
+    if (!optimizer->isolated) return AQ_OK;
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, optimizer->parameters * sizeof(float), &moving));
+    optimizer->outer.travel = moving;
     return AQ_OK;
 }
 
@@ -179,13 +182,23 @@ static enum aq_status round_in_step(struct aq_optimizer *optimizer, uint32_t rou
 
 /* ---- outer_delay ---- */
 
+/* Between a device's movement and the host's copy of it, if there is one. */
+static enum aq_status travel_copy(const struct aq_optimizer *optimizer, float *to, const float *from)
+{
+    if (!optimizer->outer.travel) return AQ_OK;
+    return aq_device_copy(optimizer->device, to, from, (size_t)optimizer->parameters * sizeof *to,
+                          optimizer->call.stream);
+}
+
 static enum aq_status movement_leaves(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_OUTER_LEFT);
     kernel.v = optimizer->outer.end;
     kernel.m = optimizer->outer.moving;
     AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
-    aq_optimizer_ask(optimizer, optimizer->outer.moving, out);
+    AQ_TRY(travel_copy(optimizer, optimizer->outer.travel, optimizer->outer.moving));
+    if (optimizer->outer.travel) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    aq_optimizer_ask(optimizer, optimizer->outer.travel ? optimizer->outer.travel : optimizer->outer.moving, out);
     out->later = true;
     optimizer->outer.travels = true;
     *optimizer->outer.pending = 1;
@@ -199,6 +212,7 @@ static enum aq_status mean_came(struct aq_optimizer *optimizer)
         kernel_of(optimizer, optimizer->outer.momentum ? AQ_FUSED_OUTER_CAME_MOMENTUM : AQ_FUSED_OUTER_CAME);
     kernel.v = optimizer->outer.moving;
     optimizer->outer.travels = false;
+    AQ_TRY(travel_copy(optimizer, optimizer->outer.moving, optimizer->outer.travel));
     return aq_optimizer_fused(optimizer, &kernel);
 }
 

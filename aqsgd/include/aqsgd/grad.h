@@ -257,7 +257,7 @@ struct aq_reduce {
     float *worker_error; /* count floats, or NULL                                                                 */
     float *server_error; /* of this rank's chunk, or NULL                                                         */
     bool later;          /* MEAN, COMPRESSED: it may go on after the next call of round, until AQ_REDUCE_WAIT or
-                            aq_optimizer_settle; x, errors and codecs are lent until then                         */
+                            aq_optimizer_settle; x, errors and codecs are lent until then, and in host memory     */
     uint64_t step;       /* for aq_grad_encode                                                                    */
     void *lanes;         /* LANES: aq_lanes_bytes(count, lane_bits) bytes                                         */
     uint32_t lane_bits;
