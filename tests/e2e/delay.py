@@ -4,6 +4,7 @@ import re
 import struct
 
 import jobs
+import trace_rules
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
 from kit import REPLICAS, RESTARTED, ROOT, arrays, complete, end, interrupt, launch_and_kill, refused, same_run, start
 from local import OUTER, SPARSE, meets
@@ -41,12 +42,16 @@ def scenario_delay():
     check(losses("two")[-1] < losses("two")[0] * 0.95, f"nothing was learnt: {losses('two')}")
     for name, changes in {"one": {"pipeline.stages": 1}, "zb": {"pipeline.schedule": "zb-h1"},
                           "paced": {"link.rate_mbps": 30, "pipeline.schedule": "gpipe"},
-                          "quiet": {"checkpoint.every": 0, "train.evaluate_every": "1 epoch"}}.items():
+                          "quiet": {"checkpoint.every": 0, "train.evaluate_every": "1 epoch", "output.trace": "true"}}.items():
         launch(manifest(name, **{**base, **changes}))
         check(losses(name) == losses("two") and weights(name) == weights("two"), f"{name}: another run than two")
     for line in metrics("quiet"):  # a round's bytes are of the step that takes it up, or that follows on a look: after 3, 6, 9, 12
         due = line["step"] in (6, 10, 13, 18)
         check([value > 0 for value in line["gradient_bytes"]] == [due] * 4, f"step {line['step']}: {line['gradient_bytes']}")
+    text = (ROOT / "quiet" / "trace.json").read_text()
+    trace_rules.check(text)
+    averages = [event["pid"] for event in json.loads(text) if event["name"] == "average"]
+    check(sorted(averages) == sorted(4 * [0, 1, 2, 3] + [0, 1, 2, 3]), f"five rounds of four ranks in the trace: {averages}")
     launch(manifest("now", **{**base, "reduce.delay": 0}))
     launch(manifest("never", **{key: value for key, value in base.items() if key != "reduce.delay"}))
     check(weights("now") == weights("never") and weights("now") != weights("two"), "reduce.delay: 0 is not the run without it")
