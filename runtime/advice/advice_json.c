@@ -243,6 +243,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
     json_object_set_new(out, "warmup", warmup_json(plan, &totals, timed));
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
+    json_object_set_new(out, "reduce_delay", whole(aq_plan_reduce_delay(plan)));
     json_object_set_new(out, "checkpoint_steps",
                         whole(aq_job_every_steps(&plan->job->checkpoint.every, plan->steps_per_epoch)));
     json_object_set_new(out, "checkpoint_seconds", aq_control_number((double)plan->job->checkpoint.every.ns * 1e-9));

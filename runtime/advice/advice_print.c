@@ -292,8 +292,12 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
         config->outer_every, config->outer_every,
         plan->job->reduce.steps == AQ_STEPS_SPEED ? " of the fastest replica" : "", (double)config->outer_lr,
         (double)config->outer_momentum, aq_text_size(round / config->outer_every, a));
-    aq_text_add(text, ", %.0f times less than fp32 gradients in every step (%s)\n",
+    aq_text_add(text, ", %.0f times less than fp32 gradients in every step (%s)",
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
+    if (config->outer_delay > 0)
+        aq_text_add(text, ", beside the first %u steps of the next round (reduce.delay %u)", config->outer_delay,
+                    config->outer_delay);
+    aq_text_add(text, "\n");
 }
 
 /* reduce.patience over several machines: what the return of a lost replica needs of them. */

@@ -197,6 +197,18 @@ static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *
     return c->pending > 0 ? move(c, staging, all) : aq_optimizer_absorb(c->optimizer, staging);
 }
 
+/* reduce.delay: at a round's end a replica's own weights are those that the next outer step replaces. */
+static enum aq_status round_has_ended(const struct aq_weights *of, uint64_t count, const float *own, float *staging,
+                                      bool *out)
+{
+    const enum aq_status status = take(of, "optimizer." AQ_DELAY_STATE, count, staging);
+    *out = false;
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    *out = memcmp(own, staging, count * sizeof *own) == 0;
+    return AQ_OK;
+}
+
 /*
  * Local steps (reduce.every): in the middle of a round replicas differ by changes that only they know, and cannot share
  * out. At a round's end their own weights equal the file's tensors.
@@ -208,6 +220,9 @@ static enum aq_status round_check(const struct aq_checkpoint *c, const struct fi
     const enum aq_status status = take(of, "optimizer." AQ_OUTER_STATE, count, own);
     if (status == AQ_NOTFOUND) return AQ_OK; /* no local steps, or one replica */
     AQ_TRY(status);
+    bool ended;
+    AQ_TRY(round_has_ended(of, count, own, staging, &ended));
+    if (ended) return AQ_OK;
     for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         aq_stage_saved(c->stage, i, &info);

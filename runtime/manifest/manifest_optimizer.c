@@ -139,6 +139,31 @@ static bool check_patience(struct aq_manifest *manifest)
     return !why && check_patient_steps(manifest);
 }
 
+/* reduce.delay: the average of a round travels beside the first steps of the next one. */
+static bool check_delay(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_reduce *reduce = &job->reduce;
+    const char *why = NULL;
+    if (reduce->delay == 0) return true;
+    if (reduce->every < 2)
+        why = "needs reduce.every of 2 and more: with 1 each step waits for its average of gradients; set 0";
+    else if (reduce->patience_ns > 0)
+        why = "does not go with reduce.patience: an average without a lost replica is made again between two steps; "
+              "set one of both to 0";
+    else if (reduce->transport == AQ_TRANSPORT_NCCL)
+        why = "needs reduce.transport: links: NCCL averages in the order of a GPU's steps";
+    if (why) {
+        aq_manifest_error(manifest, "reduce.delay", "%s", why);
+        return false;
+    }
+    if (reduce->delay < reduce->every) return true;
+    aq_manifest_error(manifest, "reduce.delay",
+                      "%u must be below reduce.every, %u: an average ends before the next one begins", reduce->delay,
+                      reduce->every);
+    return false;
+}
+
 /* reduce.steps: speed. In the middle of a round replicas are at different steps: all looks are at its end. */
 static bool check_steps(struct aq_manifest *manifest)
 {
@@ -198,9 +223,12 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_every = reduce->every > 1 ? reduce->every : 0;
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
+    config->outer_delay = reduce->delay;
     config->retries = reduce->patience_ns > 0;
     config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
-    if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest) || !check_steps(manifest)) return;
+    if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest) || !check_delay(manifest) ||
+        !check_steps(manifest))
+        return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -442,7 +442,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
-    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_cut_bytes(plan, s) : 0));
+    /* reduce.delay: movements of a GPU are averaged in the host's memory. */
+    const uint64_t travel = aq_plan_reduce_delay(plan) > 0 ? size->parameters * sizeof(float) : 0;
+    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_cut_bytes(plan, s) + travel : 0));
     if ((stage->config.weights_16bit || aq_plan_tied_local(plan)) && (first || last))
         line(stage, "tied table", aq_plan_tied_host_bytes(plan));
     line(stage, "edge buffers",

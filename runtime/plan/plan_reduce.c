@@ -30,6 +30,12 @@ uint32_t aq_plan_reduce_every(const struct aq_plan *plan)
     return plan->replicas > 1 && aq_optimizer_config_local(config) ? config->outer_every : 1;
 }
 
+uint32_t aq_plan_reduce_delay(const struct aq_plan *plan)
+{
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    return plan->replicas > 1 && aq_optimizer_config_local(config) ? config->outer_delay : 0;
+}
+
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec)
 {
     return plan->replicas == 1 ? 0 : both_ways(coded_bytes(codec, plan->stages[s].size.parameters), plan->replicas);

@@ -100,7 +100,8 @@ struct simulation {
     const struct aq_plan_costs *costs;
     const struct aq_plan_scene *scene;
     uint32_t P, M, steps, staleness;
-    enum aq_tied tied; /* AQ_TIED_NO also where nothing crosses a link */
+    double carried_s[AQ_JOB_STAGES_MAX]; /* a step's share of what it waits for the links of replicas in its update */
+    enum aq_tied tied;                   /* AQ_TIED_NO also where nothing crosses a link */
     struct aq_plan_tied tied_words;
     double now;
     uint32_t over; /* stages that have done all steps */
@@ -521,6 +522,7 @@ static double agreement_s(const struct simulation *sim)
 {
     const struct aq_optimizer_config *config = &sim->plan->job->train.optimizer;
     const uint32_t every = aq_plan_reduce_every(sim->plan); /* a step has its share of what a round has */
+    if (aq_plan_reduce_delay(sim->plan) > 0) return 0;      /* the votes travel with the average */
     const bool rides =
         every == 1 && !sim->costs->reduce_in_step && config->low_rank == 0 && !sim->plan->job->reduce.machine_first;
     return rides ? 0 : sim->costs->group_latency_s / every;
@@ -549,7 +551,6 @@ static bool actor_end(struct simulation *sim, uint32_t s)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct actor *actor = &sim->actors[s];
-    const uint32_t every = aq_plan_reduce_every(sim->plan);
     if (actor->step == sim->steps) return false;
     switch (actor->phase) {
     case TIED_UP:
@@ -582,8 +583,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     case UPDATE:
         if (actor->streams[COMPUTE].left >= 0) return false;
         if (sim->plan->replicas > 1 && costs->reduce_in_step)
-            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s],
-                       2 * costs->group_latency_s / every + costs->reduce_s[s]);
+            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s], sim->carried_s[s]);
         else
             work_begin(sim, actor, costs->step_s[s], 0);
         actor->phase = UPDATING;
@@ -791,14 +791,28 @@ static struct simulation simulation_of(const struct aq_plan *plan, const struct 
                                .staleness = staleness};
 }
 
-enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                const struct aq_plan_scene *scene, struct aq_plan_simulated *out)
+/*
+ * A step's share of the links' time for an average of stage s. reduce.delay: only of what is left when the steps that
+ * it travels during, of step_s each, are over; its thread packs without the pool.
+ */
+static double carried_of(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, double step_s)
 {
-    struct aq_plan_costs seen;
-    aq_plan_costs_cached(plan, costs, &seen);
-    struct simulation sim = simulation_of(plan, &seen, scene);
+    const uint32_t every = aq_plan_reduce_every(plan), delay = aq_plan_reduce_delay(plan);
+    if (delay == 0) return 2 * costs->group_latency_s / every + costs->reduce_s[s];
+    const double average_s =
+        3 * costs->group_latency_s + (costs->reduce_s[s] + costs->pack_s[s] * costs->threads[s]) * every;
+    return fmax(average_s - delay * step_s, 0) / every;
+}
+
+/* step_s: of the steps beside an average. */
+static enum aq_status simulate_with(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                    const struct aq_plan_scene *scene, double step_s, struct aq_plan_simulated *out)
+{
+    struct simulation sim = simulation_of(plan, costs, scene);
     void *memory = NULL;
     *out = (struct aq_plan_simulated){0};
+    for (uint32_t s = 0; s < sim.P; s++)
+        sim.carried_s[s] = carried_of(plan, costs, s, step_s);
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, &out->step_s);
     for (uint32_t s = 0; s < sim.P; s++) {
@@ -807,4 +821,18 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
     }
     aq_free(memory);
     return status;
+}
+
+enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                const struct aq_plan_scene *scene, struct aq_plan_simulated *out)
+{
+    struct aq_plan_costs seen;
+    bool waits = false;
+    aq_plan_costs_cached(plan, costs, &seen);
+    AQ_TRY(simulate_with(plan, &seen, scene, DBL_MAX, out)); /* reduce.delay: steps that wait for no average */
+    if (aq_plan_reduce_delay(plan) == 0) return AQ_OK;
+    const double step_s = out->step_s;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        waits = waits || carried_of(plan, &seen, s, step_s) > 0;
+    return waits ? simulate_with(plan, &seen, scene, step_s, out) : AQ_OK;
 }

@@ -464,6 +464,7 @@ static enum aq_status finish(struct aq_worker *w)
 
 static void close_all(struct aq_worker *w, enum aq_status status)
 {
+    aq_worker_delay_stop(w);
     if (status != AQ_OK) {
         const uint64_t deadline = aq_clock_after(aq_worker_seconds_ns(2));
         aq_worker_links_abort(w, status, deadline);

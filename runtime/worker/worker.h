@@ -9,7 +9,7 @@
  * waits for the device but NORM, STEP and evaluation (worker_device.c).
  *
  * Four threads: this one (exec: stage, codecs, program), the net loop, the storage thread, and the one that writes
- * checkpoints. The CPU pool belongs to exec.
+ * checkpoints; with reduce.delay a fifth, which averages. The CPU pool belongs to exec.
  *
  * Locking: everything here belongs to the exec thread.
  */

@@ -68,10 +68,11 @@ bool aq_worker_evaluation_is_due(const struct aq_worker *worker, uint64_t step);
 bool aq_worker_is_sync_point(const struct aq_worker *worker, uint64_t steps);
 
 /*
- * worker_marks.c: checkpoint.every as a time. choose: the first rank looks at its clock. said: does this rank know, in
- * this step, that a checkpoint follows aq_worker_last_of(step)? Then it votes for it with its numbers of the step.
- * heard: another rank did. AQ_PROTO: the job has none.
+ * worker_marks.c: checkpoint.every as a time. time: is it over? choose: the first rank looks at its clock. said: does
+ * this rank know, in this step, that a checkpoint follows aq_worker_last_of(step)? Then it votes for it with its
+ * numbers of the step. heard: another rank did. AQ_PROTO: the job has none.
  */
+bool aq_worker_mark_time(const struct aq_worker *worker);
 void aq_worker_mark_choose(struct aq_worker *worker);
 bool aq_worker_mark_said(const struct aq_worker *worker, uint64_t step);
 enum aq_status aq_worker_mark_heard(struct aq_worker *worker, uint64_t step);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "net/collective.h"
+#include "net/group_background.h"
 #include "worker.h"
 
 enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested in pieces of this size, on every device */
@@ -26,6 +27,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
                        "their weights would drift apart; set device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
     if (asked == AQ_TRANSPORT_LINKS || worker->job->reduce.patience_ns > 0) return AQ_OK;
+    if (aq_worker_is_delayed(worker)) return AQ_OK; /* movements are averaged in the host's memory */
     const bool fits = facts.built && facts.distinct_gpus && facts.one_machine && worker->job->link.rate_mbps == 0;
     if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
@@ -58,21 +60,27 @@ enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *co
                                     uint32_t size, enum aq_status (*meanwhile)(void *worker))
 {
     const bool patient = worker->job->reduce.patience_ns > 0;
-    const struct aq_group_config config = {.rank = rank,
-                                           .size = size,
-                                           .links = links,
-                                           .eventcount = worker->eventcount,
-                                           .device = worker->device,
-                                           .stream = worker->stream,
-                                           .silence_ns = worker->links.silence_ns,
-                                           .piece_bytes = AQ_PLAN_PIECE_BYTES,
-                                           .values = aq_stage_parameter_count(worker->stage),
-                                           .meanwhile = patient                        ? aq_worker_rounds_look
-                                                        : worker->job->train.staleness ? meanwhile
-                                                                                       : NULL,
-                                           .look_ns = patient ? AQ_ROUNDS_LOOK_NS : 0,
-                                           .first = group_first(&worker->replicas.rounds),
-                                           .context = worker};
+    struct aq_group_config config = {.rank = rank,
+                                     .size = size,
+                                     .links = links,
+                                     .eventcount = worker->eventcount,
+                                     .device = worker->device,
+                                     .stream = worker->stream,
+                                     .silence_ns = worker->links.silence_ns,
+                                     .piece_bytes = AQ_PLAN_PIECE_BYTES,
+                                     .values = aq_stage_parameter_count(worker->stage),
+                                     .meanwhile = patient                        ? aq_worker_rounds_look
+                                                  : worker->job->train.staleness ? meanwhile
+                                                                                 : NULL,
+                                     .look_ns = patient ? AQ_ROUNDS_LOOK_NS : 0,
+                                     .first = group_first(&worker->replicas.rounds),
+                                     .context = worker};
+    if (aq_worker_is_delayed(worker)) { /* the pool is exec's; a wait looks whether the run ends */
+        config.device = NULL;
+        config.meanwhile = aq_group_background_look;
+        config.context = worker->replicas.delay.background;
+        config.look_ns = AQ_ROUNDS_LOOK_NS;
+    }
     return aq_group_open_links(&config, &worker->replicas.group);
 }
 
@@ -84,6 +92,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
     if (!info.host_memory)
         AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));
     AQ_TRY(aq_worker_speed_open(worker));
+    AQ_TRY(aq_worker_delay_open(worker));
     if (worker->replicas.rounds.returns) return AQ_OK; /* it meets the others at its first round's end */
     AQ_TRY(aq_worker_group_over(worker, worker->replicas.peers, worker->replica, worker->W, meanwhile));
     AQ_TRY(choose_transport(worker));
@@ -94,6 +103,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
 void aq_worker_group_close(struct aq_worker *worker)
 {
     aq_worker_speed_close(worker);
+    aq_worker_delay_close(worker);
     aq_group_close(worker->replicas.group);
     if (worker->replicas.bounce)
         aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->replicas.bounce, BOUNCE_BYTES);
@@ -124,20 +134,25 @@ static enum aq_status after(void *work, uint64_t first, uint64_t count)
     return along->asked->after(along->asked->work, first, count);
 }
 
+struct aq_compressed aq_worker_compressed(const struct aq_worker *worker, const struct aq_reduce *asked)
+{
+    return (struct aq_compressed){.worker = asked->worker,
+                                  .server = asked->server,
+                                  .x = asked->x,
+                                  .count = asked->count,
+                                  .worker_error = asked->worker_error,
+                                  .server_error = asked->server_error,
+                                  .whole = worker->W, /* reduce.patience: some may be missing */
+                                  .step = asked->step};
+}
+
 static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduce *asked)
 {
     struct along along = {.worker = worker, .asked = asked, .gradients = aq_stage_gradients(worker->stage)};
-    const struct aq_compressed compressed = {.worker = asked->worker,
-                                             .server = asked->server,
-                                             .x = asked->x,
-                                             .count = asked->count,
-                                             .worker_error = asked->worker_error,
-                                             .server_error = asked->server_error,
-                                             .whole = worker->W, /* reduce.patience: some may be missing */
-                                             .step = asked->step,
-                                             .before = asked->before ? before_and_clear : NULL,
-                                             .after = asked->after ? after : NULL,
-                                             .work = &along};
+    struct aq_compressed compressed = aq_worker_compressed(worker, asked);
+    compressed.before = asked->before ? before_and_clear : NULL;
+    compressed.after = asked->after ? after : NULL;
+    compressed.work = &along;
     AQ_ASSERT(!asked->before || asked->count == aq_stage_parameter_count(worker->stage));
     if (asked->before) worker->times.cleared = true;
     return aq_compressed_allreduce(worker->replicas.group, &compressed);

@@ -35,6 +35,12 @@
  * checkpoint, from which it starts as after a restart, with this difference: it has no links to other replicas before
  * the end of its first round. It keeps its listener until then.
  *
+ * reduce.delay: the average begins at a round's end, on a thread of its own (net/group_background.h), and travels
+ * during the first steps of the next round (aqsgd/grad/optimizer/optimizer_outer.c has the formula). An evaluation or a
+ * checkpoint needs the outer weights, and waits for it first. So no average is under way in a checkpoint, and a run
+ * that resumes there has the same bits. The votes for the last step and for a checkpoint travel with an average, and
+ * are heard with its result: they take effect at the end of the round after.
+ *
  * reduce.steps: speed: the launcher names, with `go` and a round's `averaged`, how many steps of the next round this
  * replica trains (launcher_steps.c has the rule). They are the last ones of the round: the next step's number is larger
  * by the others, and nothing happens in between. All ranks of a replica are told the same, so frames between its stages
@@ -47,6 +53,7 @@
 
 #include "heartbeat.h"
 #include "net/collective.h"
+#include "net/group_background.h"
 #include "owned_folder.h"
 #include "worker.h"
 
@@ -67,9 +74,15 @@ static bool meet_after(const struct aq_worker *worker, uint64_t steps)
     return steps == worker->plan->steps || !aq_optimizer_config_drifts(&worker->job->train.optimizer, steps);
 }
 
+bool aq_worker_is_delayed(const struct aq_worker *worker)
+{
+    return aq_worker_is_local(worker) && worker->job->train.optimizer.outer_delay > 0;
+}
+
+/* With reduce.delay their own weights do from the first step on, up to the run's end. */
 bool aq_worker_is_apart(const struct aq_worker *worker)
 {
-    return aq_worker_is_local(worker) && !meet_after(worker, worker->step);
+    return aq_worker_is_delayed(worker) || (aq_worker_is_local(worker) && !meet_after(worker, worker->step));
 }
 
 bool aq_worker_hears(const struct aq_worker *worker, uint64_t step)
@@ -511,10 +524,142 @@ static enum aq_status votes_exchange(struct aq_worker *worker)
     return AQ_OK;
 }
 
+/* ---- reduce.delay ---- */
+
+enum aq_status aq_worker_delay_open(struct aq_worker *w)
+{
+    if (!aq_worker_is_delayed(w)) return AQ_OK;
+    return aq_group_background_open(w->eventcount, &w->replicas.delay.background);
+}
+
+void aq_worker_delay_stop(struct aq_worker *w)
+{
+    aq_group_background_stop(w->replicas.delay.background);
+}
+
+void aq_worker_delay_close(struct aq_worker *w)
+{
+    aq_group_background_close(w->replicas.delay.background);
+    w->replicas.delay.background = NULL;
+}
+
+enum aq_status aq_worker_delay_look(const struct aq_worker *w)
+{
+    const struct aq_group_background *background = w->replicas.delay.background;
+    const enum aq_status status = background ? aq_group_background_state(background) : AQ_OK;
+    return status == AQ_AGAIN ? AQ_OK : status;
+}
+
+void aq_worker_delay_begin(struct aq_worker *w, const struct aq_reduce *asked)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    struct aq_group_task task = {
+        .group = w->replicas.group, .word = delay->vote, .mean = aq_worker_compressed(w, asked)};
+    if (asked->kind == AQ_REDUCE_MEAN) task.mean.worker = NULL;
+    AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN || asked->kind == AQ_REDUCE_COMPRESSED);
+    delay->vote = 0;
+    delay->under_way = true;
+    aq_group_background_begin(delay->background, &task);
+}
+
+static enum aq_status delay_wait(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(w);
+    struct aq_group_done done;
+    enum aq_status status;
+    aq_heartbeat_phase(AQ_PHASE_REDUCE);
+    for (;;) {
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
+        status = aq_group_background_state(delay->background);
+        if (status != AQ_AGAIN) break;
+        AQ_TRY(aq_worker_serve(w));
+        AQ_TRY(aq_worker_control_poll(w));
+        status = aq_worker_meanwhile(w); /* with staleness a step more is under way */
+        if (status != AQ_AGAIN) AQ_TRY(status);
+        if (status == AQ_AGAIN) (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
+    }
+    AQ_TRY(status);
+    aq_heartbeat_phase(AQ_PHASE_UPDATE);
+    aq_group_background_take(delay->background, &done);
+    delay->under_way = false;
+    delay->heard |= done.words;
+    w->times.reduce_ns += aq_worker_own_ns(w) - own;
+    delay->sent_bytes += done.sent_bytes;
+    aq_trace_add(w->trace, "compute", "reduce", begin, aq_clock_ns(), (uint32_t)w->step, 0);
+    aq_trace_add(w->trace, "average", "average", done.begin_ns, done.end_ns, (uint32_t)w->step, 0);
+    return AQ_OK;
+}
+
+/* Between two steps there is no line of metrics to count them in. */
+static void count_bytes(struct aq_worker *w)
+{
+    w->times.reduce_bytes += w->replicas.delay.sent_bytes;
+    w->replicas.delay.sent_bytes = 0;
+}
+
+enum aq_status aq_worker_delay_await(struct aq_worker *w)
+{
+    AQ_TRY(delay_wait(w));
+    count_bytes(w);
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_delay_settle(struct aq_worker *w)
+{
+    if (!w->replicas.delay.under_way) return AQ_OK;
+    AQ_TRY(delay_wait(w));
+    return aq_optimizer_settle(w->optimizer, w->stream);
+}
+
+/* The step after which a vote takes effect that is given now. */
+static uint64_t round_after(const struct aq_worker *w)
+{
+    const uint64_t every = w->job->train.optimizer.outer_every, end = aq_worker_steps_end(w);
+    const uint64_t next = (aq_worker_last_of(w, w->step) / every + 1) * every;
+    return next < end ? next : end;
+}
+
+/* The first rank's, for the next average. */
+static enum aq_status delay_vote(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    AQ_TRY(aq_worker_control_poll(w));
+    if (!w->steps.stop_asked) {
+        if (aq_worker_mark_time(w)) delay->vote |= SAYS_MARK_STEP;
+        return AQ_OK;
+    }
+    delay->vote |= SAYS_LAST_STEP;
+    return aq_control_send(w->control,
+                           json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)round_after(w)));
+}
+
+/*
+ * What was voted with the average before takes effect; the first rank gives its votes for the next one. The average
+ * before is waited for: with staleness this may come before its outer step.
+ */
+static enum aq_status delay_votes(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    AQ_TRY(aq_worker_delay_settle(w));
+    if ((delay->heard & SAYS_LAST_STEP) && !w->last) w->last = aq_worker_last_of(w, w->step);
+    if (delay->heard & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(w, w->step));
+    delay->heard = 0;
+    if (w->last || aq_worker_last_of(w, w->step) == aq_worker_steps_end(w)) return AQ_OK;
+    if (w->rank == 0) AQ_TRY(delay_vote(w));
+    /* A stage that trains nothing has no average to give its vote to. */
+    const struct aq_reduce nothing = {.kind = AQ_REDUCE_MEAN};
+    if (aq_stage_parameter_count(w->stage) == 0) aq_worker_delay_begin(w, &nothing);
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
 {
     worker->times.squared = false;
-    if (aq_worker_hears(worker, worker->step)) {
+    if (aq_worker_is_delayed(worker)) {
+        if (aq_worker_hears(worker, worker->step)) AQ_TRY(delay_votes(worker));
+        count_bytes(worker);
+    } else if (aq_worker_hears(worker, worker->step)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         AQ_TRY(worker->job->reduce.patience_ns ? aq_worker_rounds_meet(worker) : votes_exchange(worker));
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
@@ -539,6 +684,7 @@ change(struct aq_worker *worker,
 
 enum aq_status aq_worker_swap_in(struct aq_worker *worker)
 {
+    AQ_TRY(aq_worker_delay_settle(worker));
     return change(worker, aq_optimizer_show, false);
 }
 

@@ -57,14 +57,18 @@ bool aq_worker_is_sync_point(const struct aq_worker *w, uint64_t steps)
     return end || evaluates || aq_worker_mark_is_due(w, steps);
 }
 
-void aq_worker_mark_choose(struct aq_worker *w)
+bool aq_worker_mark_time(const struct aq_worker *w)
 {
     const uint64_t every_ns = w->job->checkpoint.every.ns;
     const uint64_t since = w->checkpoints.begin_ns > w->steps.go_ns ? w->checkpoints.begin_ns : w->steps.go_ns;
-    if (every_ns == 0 || w->checkpoints.chosen || w->checkpoints.state != AQ_MARK_NONE) return;
-    if (aq_clock_ns() - since < every_ns) return;
+    if (every_ns == 0 || w->checkpoints.chosen || w->checkpoints.state != AQ_MARK_NONE) return false;
+    return aq_clock_ns() - since >= every_ns;
+}
+
+void aq_worker_mark_choose(struct aq_worker *w)
+{
     const uint64_t step = aq_worker_last_of(w, w->step);
-    if (step < aq_worker_steps_end(w)) w->checkpoints.chosen = step;
+    if (aq_worker_mark_time(w) && step < aq_worker_steps_end(w)) w->checkpoints.chosen = step;
 }
 
 bool aq_worker_mark_said(const struct aq_worker *w, uint64_t step)

@@ -100,6 +100,12 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
     struct aq_reduce asked;
     AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     while (asked.kind != AQ_REDUCE_NONE) {
+        if (asked.later || asked.kind == AQ_REDUCE_WAIT) { /* reduce.delay */
+            if (asked.later) aq_worker_delay_begin(worker, &asked);
+            if (!asked.later) AQ_TRY(aq_worker_delay_await(worker));
+            AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
+            continue;
+        }
         const uint64_t sent = sent_bytes(worker);
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         aq_worker_use(worker, worker->step);

@@ -76,6 +76,17 @@ struct aq_worker_speed {
     uint32_t count;             /* of them */
 };
 
+struct aq_group_background; /* net/group_background.h */
+
+/* reduce.delay (worker_local.c): the average of a round travels beside the next one's first steps. */
+struct aq_worker_delay {
+    struct aq_group_background *background; /* NULL: no delay                                                   */
+    bool under_way;                         /* a task of it has not been taken                                  */
+    uint64_t vote;       /* of this rank: it travels with the next average                                           */
+    uint64_t heard;      /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
+    uint64_t sent_bytes; /* of averages that were waited for, and that no step has counted                      */
+};
+
 /* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */
 struct aq_worker_replicas {
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
@@ -89,6 +100,7 @@ struct aq_worker_replicas {
     struct aq_worker_choice choice;
     struct aq_worker_members rounds;
     struct aq_worker_speed speed;
+    struct aq_worker_delay delay;
     uint64_t ended_sent_bytes; /* of groups that were closed */
     bool resharded;            /* from a checkpoint of another count of replicas: caches start empty */
 };
@@ -105,18 +117,20 @@ enum aq_status aq_worker_reducer_open(struct aq_worker *worker);
 void aq_worker_reducer_close(struct aq_worker *worker);
 enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
-/* worker_group.c: a reduction over all replicas. */
+/* worker_group.c: a reduction over all replicas; and one by codecs as the group takes it, without work along. */
 enum aq_status aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+struct aq_compressed aq_worker_compressed(const struct aq_worker *worker, const struct aq_reduce *asked);
 
 /* worker_reduce.c: the same in an attempt to average; of gradients together with the votes whether the step is void. */
 enum aq_status aq_worker_perform_voted(struct aq_worker *worker, const struct aq_reduce *asked);
 
 /*
  * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: do their weights differ after
- * worker->step steps? hears: can a vote of this step, to end the run, reach all of them?
+ * worker->step steps? is_delayed: reduce.delay. hears: can a vote of this step, to end the run, reach all of them?
  */
 bool aq_worker_is_local(const struct aq_worker *worker);
 bool aq_worker_is_apart(const struct aq_worker *worker);
+bool aq_worker_is_delayed(const struct aq_worker *worker);
 bool aq_worker_hears(const struct aq_worker *worker, uint64_t step);
 
 /*
@@ -133,6 +147,20 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  */
 enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
+
+/*
+ * worker_local.c: reduce.delay, else nothing. open: before the group, whose reductions a thread makes then. begin: this
+ * reduction, which has `later`, during what follows. await: in a step, until it is done. settle: between steps, or in
+ * REDUCE: if one is under way, until its outer step is taken. look: it has not failed. stop: before anything else uses
+ * the links; close: when they are halted.
+ */
+enum aq_status aq_worker_delay_open(struct aq_worker *worker);
+void aq_worker_delay_begin(struct aq_worker *worker, const struct aq_reduce *asked);
+enum aq_status aq_worker_delay_await(struct aq_worker *worker);
+enum aq_status aq_worker_delay_settle(struct aq_worker *worker);
+enum aq_status aq_worker_delay_look(const struct aq_worker *worker);
+void aq_worker_delay_stop(struct aq_worker *worker);
+void aq_worker_delay_close(struct aq_worker *worker);
 
 /*
  * worker_local.c: reduce.patience, else nothing. told: the launcher's `members`, for which REDUCE waits, `averaged` and

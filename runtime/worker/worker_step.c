@@ -581,7 +581,8 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     for (; (due = aq_program_run_due(&worker->steps.program)); (void)aq_program_run_pass(&worker->steps.program)) {
         switch (due->op) {
         case AQ_OP_REDUCE:
-            if (worker->W > 1 && aq_worker_hears(worker, run->step)) AQ_TRY(aq_worker_stop_heard(worker));
+            if (worker->W > 1 && aq_worker_hears(worker, run->step) && !aq_worker_is_delayed(worker))
+                AQ_TRY(aq_worker_stop_heard(worker));
             aq_heartbeat_phase(AQ_PHASE_REDUCE);
             aq_worker_use(worker, run->step);
             AQ_TRY(worker->replicas.reducer.reduce(worker));

@@ -17,6 +17,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         AQ_TRY(status);
     }
     AQ_TRY(aq_worker_issues_advance(worker));
+    AQ_TRY(aq_worker_delay_look(worker));
     struct aq_part_args args = {0};
     if (worker->worker_parts.use_chains) AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_PUMP, &args));
     return aq_worker_snapshot_advance(worker);
@@ -36,6 +37,7 @@ static enum aq_status pump_edges(struct aq_worker *w)
 enum aq_status aq_worker_serve(struct aq_worker *w)
 {
     AQ_TRY(pump_edges(w));
+    AQ_TRY(aq_worker_delay_look(w));
     return aq_worker_snapshot_advance(w);
 }
 

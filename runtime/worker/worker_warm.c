@@ -94,7 +94,7 @@ out:
 enum aq_status aq_worker_warm_reduction(struct aq_worker *w)
 {
     const uint64_t count = aq_stage_parameter_count(w->stage);
-    if (!w->replicas.group || count == 0 || !is_gpu(w)) return AQ_OK;
+    if (!w->replicas.group || count == 0 || !is_gpu(w) || aq_worker_is_delayed(w)) return AQ_OK;
     return aq_allreduce_mean(w->replicas.group, aq_stage_gradients(w->stage), count < REDUCED ? count : REDUCED);
 }
 

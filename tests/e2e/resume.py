@@ -228,7 +228,8 @@ def scenario_timed():
     few = {"data.train_samples_max": 20, "train.epochs": 3, "train.batch": 4, "data.heldout_samples_max": 2, "pipeline.stages": 2}
     cases = {"one": {**few, "pipeline.stages": 1}, "two": few, "mirrored": {**few, "checkpoint.mirror": "true"},
              "stale": {**few, "train.staleness": 1}, "replicas": {**few, "pipeline.replicas": 2},
-             "local": {**few, "pipeline.replicas": 2, "reduce.every": 2, "train.optimizer": "adamw"}}
+             "local": {**few, "pipeline.replicas": 2, "reduce.every": 2, "train.optimizer": "adamw"},
+             "delay": {**few, "pipeline.replicas": 2, "reduce.every": 2, "reduce.delay": 1, "train.optimizer": "adamw"}}
     for name, keys in cases.items():
         launch(manifest(f"{name}-whole", **keys))
         path = manifest(name, **keys, **{"checkpoint.every": "200ms"})
@@ -249,7 +250,7 @@ def scenario_timed():
         process.communicate(timeout=jobs.PATIENCE)
         step = complete(name)
         check(process.returncode == 1 and 0 < step < 8, f"{name}: exit code {process.returncode}, checkpoint of step {step}")
-        check(name != "local" or step % 2 == 0, f"{name}: a checkpoint of the middle of a round: {step}")
+        check(name not in ("local", "delay") or step % 2 == 0, f"{name}: a checkpoint of the middle of a round: {step}")
         launch(path, "--resume")
         check(losses(name) == losses(f"{name}-whole") and weights(name) == weights(f"{name}-whole"), f"{name}: not the same run")
     said = aqpipe("plan", path).stdout

@@ -168,8 +168,8 @@ static enum aq_status hold_within(struct aq_worker *worker, uint64_t step, uint3
     return AQ_AGAIN;
 }
 
-static struct aq_worker *stepping; /* the worker whose step runs */
-static pthread_t stepper;          /* its thread: others make links again */
+static struct aq_worker *_Atomic stepping; /* the worker whose step runs; reduce.delay's thread reads it, too */
+static _Atomic pthread_t stepper;          /* its thread: others make links again */
 
 enum aq_status __wrap_aq_worker_step(struct aq_worker *worker)
 {

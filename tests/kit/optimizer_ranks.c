@@ -210,6 +210,21 @@ static void reduce_in_vain(struct ranks *ranks, const struct aq_reduce *reduce)
     }
 }
 
+static void reduce_held(struct ranks *ranks)
+{
+    if (ranks->holds) reduce_once(ranks, ranks->held);
+    ranks->holds = false;
+}
+
+void ranks_settle(struct ranks *ranks)
+{
+    reduce_held(ranks);
+    for (uint32_t w = 0; w < ranks->W; w++) {
+        assert_int_equal(aq_optimizer_settle(ranks->optimizers[w], NULL), AQ_OK);
+        assert_false(aq_optimizer_travels(ranks->optimizers[w]));
+    }
+}
+
 /* All rounds of what was begun on every rank. */
 static void run_rounds(struct ranks *ranks)
 {
@@ -221,6 +236,10 @@ static void run_rounds(struct ranks *ranks)
         }
         if (reduce[0].kind == AQ_REDUCE_NONE) return;
         assert_true(ranks->W > 1);
+        if (reduce[0].kind == AQ_REDUCE_WAIT) {
+            reduce_held(ranks);
+            continue;
+        }
         ranks->asked++;
         if (reduce[0].kind == AQ_REDUCE_MEAN)
             ranks->sent += reduce[0].count * sizeof(float);
@@ -231,6 +250,12 @@ static void run_rounds(struct ranks *ranks)
         else
             ranks->sent += aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
         if (ranks->again) reduce_in_vain(ranks, reduce);
+        if (reduce[0].later && ranks->late) {
+            assert_false(ranks->holds);
+            memcpy(ranks->held, reduce, sizeof reduce);
+            ranks->holds = true;
+            continue;
+        }
         reduce_once(ranks, reduce);
     }
 }

@@ -21,6 +21,9 @@ struct ranks {
     float *parameters[RANKS_MAX], *gradients[RANKS_MAX]; /* `floats` each */
     uint64_t sent; /* bytes that one rank's x takes on the wire, one way, since the last ranks_step */
     uint32_t asked;
+    bool late;  /* a reduction that has `later` is made when it is waited for, or by ranks_settle */
+    bool holds; /* one is kept for that */
+    struct aq_reduce held[RANKS_MAX];
     bool again; /* each reduction is made once, taken back (aq_optimizer_put_back), and made again */
     struct aq_device *device;
     void *memory;
@@ -40,6 +43,8 @@ void ranks_close(struct ranks *ranks);
 void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step);
 /* average and begin with all their rounds. */
 void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step);
+/* What is kept is made, and all ranks take its outer step. */
+void ranks_settle(struct ranks *ranks);
 /* A void step, with all its rounds. */
 void ranks_void(struct ranks *ranks, uint64_t step);
 /* Is this float of a tensor? */

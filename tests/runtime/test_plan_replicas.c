@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -125,12 +126,51 @@ static void test_an_optimizer_that_never_compresses_is_named(void **state)
     done(&other);
 }
 
+/* reduce.delay: of an average only what is left after the steps that it travels during. */
+static void test_a_delayed_average_costs_what_its_steps_leave(void **state)
+{
+    (void)state;
+    enum { EVERY = 10, RUNS = 4 };
+    static const char *const delays[RUNS] = {"reduce.delay=0", "reduce.delay=1", "reduce.delay=2", "reduce.delay=9"};
+    struct foretold runs[RUNS];
+    for (int r = 0; r < RUNS; r++) {
+        const char *const sets[] = {"pipeline.stages=1", "reduce.every=10", delays[r], NULL};
+        runs[r] = foretell(sets);
+        runs[r].costs.forward_s[0] = 0.05;
+        runs[r].costs.backward_s[0] = 0.1;
+        runs[r].costs.pack_s[0] = 0.001;
+        runs[r].costs.step_s[0] = 0.002;
+        runs[r].costs.group_latency_s = 0;
+        runs[r].costs.reduce_s[0] = 0; /* nobody waits for anything */
+        assert_int_equal(aq_plan_predict(runs[r].plan, &runs[r].costs, &runs[r].prediction), AQ_OK);
+        assert_true(near(runs[r].prediction.step_s, runs[0].prediction.step_s));
+    }
+    const double alone_s = runs[0].prediction.step_s, average_s = 5 * alone_s;
+    for (int r = 0; r < RUNS; r++) {
+        const double packed_s = EVERY * 0.001 * (double)runs[r].costs.threads[0], steps = (double)(r < 3 ? r : 9);
+        runs[r].costs.reduce_s[0] = (average_s - packed_s) / EVERY; /* with packing it takes 5 steps */
+        assert_int_equal(aq_plan_predict(runs[r].plan, &runs[r].costs, &runs[r].prediction), AQ_OK);
+        const double waits_s = fmax(average_s - steps * alone_s, 0) / EVERY - (r == 0 ? packed_s / EVERY : 0);
+        /* The update and packing of 3 ms go on meanwhile. */
+        const double expected = alone_s + fmax(waits_s - 0.003, 0);
+        if (!near(runs[r].prediction.step_s, expected))
+            fail_msg("%s: a step takes %g s, must be %g", delays[r], runs[r].prediction.step_s, expected);
+    }
+    assert_true(runs[0].prediction.step_s > runs[1].prediction.step_s);
+    assert_true(runs[1].prediction.step_s > runs[2].prediction.step_s);
+    assert_non_null(strstr(aq_text_of(&runs[2].text), "(reduce.delay 2)"));
+    assert_null(strstr(aq_text_of(&runs[0].text), "reduce.delay"));
+    for (int r = 0; r < RUNS; r++)
+        done(&runs[r]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_warmup_counts_in_bytes_and_time),
         cmocka_unit_test(test_slamb_counts_its_averages_and_dense_tensors),
         cmocka_unit_test(test_an_optimizer_that_never_compresses_is_named),
+        cmocka_unit_test(test_a_delayed_average_costs_what_its_steps_leave),
     };
     return cmocka_run_group_tests(tests, plan_kit_setup, plan_kit_teardown);
 }

@@ -192,10 +192,17 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
     const struct aq_optimizer_config *config = &optimizer->config;
     if (optimizer->group.size == 1 || !config->error_feedback || !aq_grad_codec_config_lossy(&config->reduce))
         return AQ_OK;
-    AQ_TRY(aq_optimizer_take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR,
-                             &optimizer->worker_error));
+    /* With outer_delay a host's thread codes movements beside the device's steps. */
+    const enum aq_memory_kind where =
+        aq_optimizer_is_local(optimizer) && config->outer_delay > 0 ? AQ_MEMORY_PINNED : AQ_MEMORY_DEVICE;
+    uint64_t first, chunk;
+    AQ_TRY(
+        take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR, where, &optimizer->worker_error));
     if (!aq_grad_codec_config_keeps_server(&config->reduce)) return AQ_OK;
-    return aq_optimizer_take_server(optimizer, "server_error", optimizer->parameters, &optimizer->server_error);
+    aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &first, &chunk);
+    AQ_TRY(take(optimizer, "server_error", chunk, AQ_STATE_SERVER_ERROR, where, &optimizer->server_error));
+    optimizer->states[optimizer->state_count - 1].info.of = optimizer->parameters;
+    return AQ_OK;
 }
 
 /* Everything that open takes for the kind. */

@@ -45,6 +45,7 @@ struct aq_optimizer_call {
     bool updated;         /* the inner update is done: rounds of the outer step follow */
     uint32_t round;       /* that comes next                                            */
     uint32_t outer_round; /* of the outer step                                          */
+    bool moved_on;        /* the rank's own weights have taken up an outer step         */
     float *parameters, *gradients;
     const float *update_gradients;
     float lr, grad_scale;
@@ -90,6 +91,10 @@ struct aq_optimizer {
     struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
     struct {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
+        float *end, *moving;       /* outer_delay: own weights at the round's end; movements; NULL: no delay */
+        float *travel;             /* what moves of a device's memory, in the host's, where it is averaged */
+        float *pending;            /* then: 1 from a round's end until `end` has been used, else 0 */
+        bool travels;              /* the outer step of that round has not been taken */
     } outer;                       /* optimizer_outer.c */
     float *kept;                   /* a gradient or movement, then the errors; NULL: not config.retries */
     float *weights;                /* optimizer_versions.c: `predict`'s; NULL: they are the parameters */
@@ -207,8 +212,11 @@ bool aq_optimizer_is_local(const struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config, bool averages_gradients);
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_kept_place(struct aq_optimizer *optimizer); /* the errors have their place */
-/* After the update of a step, whatever its gradient; does nothing unless a round ends. */
+/* After the update of a step, whatever its gradient; does nothing unless a round ends, or its delayed step is due. */
 enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+/* All versions are the parameters: none is pending. */
+enum aq_status aq_optimizer_outer_begin(struct aq_optimizer *optimizer, const float *parameters,
+                                        struct aq_stream *stream);
 
 /* ---- optimizer_versions.c: weights that are not the parameters; only with `predict` ---- */
 enum aq_status aq_optimizer_predict_place(struct aq_optimizer *optimizer);

@@ -76,6 +76,7 @@ struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum
 {
     const struct aq_optimizer_config *config = &optimizer->config;
     const struct aq_optimizer_call *call = &optimizer->call;
+    const bool coded_here = !optimizer->outer.travel; /* else by the host, where the errors are */
     struct aq_fused kernel = {.kind = kind,
                               .runs = optimizer->runs,
                               .piece_count = optimizer->piece_count,
@@ -85,8 +86,8 @@ struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum
                               .sums = optimizer->there.sums,
                               .g = call->update_gradients,
                               .p = call->parameters,
-                              .worker_error = optimizer->worker_error,
-                              .server_error = optimizer->server_error,
+                              .worker_error = coded_here ? optimizer->worker_error : NULL,
+                              .server_error = coded_here ? optimizer->server_error : NULL,
                               .b1 = config->beta1,
                               .c1 = 1.0f - config->beta1,
                               .b2 = config->beta2,

@@ -54,10 +54,11 @@ static enum aq_status run(struct aq_optimizer *optimizer, enum aq_fused_kind kin
     return aq_optimizer_fused(optimizer, &kernel);
 }
 
-/* Were the ranks apart until this step? */
+/* Were the ranks apart until this step? With outer_delay: has it taken up what the others have moved? */
 static bool meets(const struct aq_optimizer *optimizer)
 {
     const struct aq_optimizer_config *config = &optimizer->config;
+    if (optimizer->outer.end) return optimizer->call.moved_on;
     const uint64_t step = optimizer->call.step;
     const bool end = step == config->total_steps;
     return optimizer->group.size > 1 && aq_optimizer_config_drifts(config, step - 1) &&
@@ -75,7 +76,7 @@ enum aq_status aq_optimizer_predict(struct aq_optimizer *optimizer)
 enum aq_status aq_optimizer_versions_begin(struct aq_optimizer *optimizer, const float *parameters,
                                            struct aq_stream *stream)
 {
-    if (aq_optimizer_is_local(optimizer)) AQ_TRY(copy(optimizer, optimizer->outer.weights, parameters, stream));
+    AQ_TRY(aq_optimizer_outer_begin(optimizer, parameters, stream));
     return optimizer->weights ? copy(optimizer, optimizer->weights, parameters, stream) : AQ_OK;
 }
 
@@ -84,6 +85,7 @@ static enum aq_status swap(struct aq_optimizer *optimizer, float *parameters, st
                            float *second)
 {
     AQ_ASSERT(!optimizer->call.updating && !optimizer->call.void_step);
+    AQ_ASSERT(!optimizer->outer.travels); /* aq_optimizer_settle */
     if (optimizer->parameters == 0) return AQ_OK;
     optimizer->call = (struct aq_optimizer_call){.parameters = parameters, .stream = stream};
     enum aq_status status = first ? run(optimizer, AQ_FUSED_SWAP, first) : AQ_OK;

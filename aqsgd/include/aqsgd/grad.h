@@ -71,8 +71,9 @@ struct aq_optimizer_config {
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
-    bool retries;                   /* a mean of gradients or movements may be made more than once: aq_optimizer_keep */
-    bool predict;                   /* the parameters lie a step ahead of the weights: optimizer_versions.c */
+    uint32_t outer_delay; /* < outer_every: steps of the next round that a rank trains while movements travel */
+    bool retries;         /* a mean of gradients or movements may be made more than once: aq_optimizer_keep */
+    bool predict;         /* the parameters lie a step ahead of the weights: optimizer_versions.c */
 
     /* qadam, onebit_adam, onebit_lamb */
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
@@ -240,7 +241,8 @@ enum aq_reduce_kind {
     AQ_REDUCE_NONE = 0,       /* nothing more: the call that began this is done                                   */
     AQ_REDUCE_MEAN = 1,       /* x[0..count) = mean over the ranks, fp32: the sum in some fixed order times 1 / W */
     AQ_REDUCE_COMPRESSED = 2, /* the same through codecs and errors (net/collective.h, aq_compressed_allreduce)   */
-    AQ_REDUCE_LANES = 3       /* lanes = their sum over the ranks (aq_grad_codec.h)                                */
+    AQ_REDUCE_LANES = 3,      /* lanes = their sum over the ranks (aq_grad_codec.h)                                */
+    AQ_REDUCE_WAIT = 4        /* until the request that had `later` is done                                       */
 };
 
 /*
@@ -254,6 +256,8 @@ struct aq_reduce {
     const struct aq_grad_codec *worker, *server; /* COMPRESSED: both for the buffer of `count` floats             */
     float *worker_error; /* count floats, or NULL                                                                 */
     float *server_error; /* of this rank's chunk, or NULL                                                         */
+    bool later;          /* MEAN, COMPRESSED: it may go on after the next call of round, until AQ_REDUCE_WAIT or
+                            aq_optimizer_settle; x, errors and codecs are lent until then, and in host memory     */
     uint64_t step;       /* for aq_grad_encode                                                                    */
     void *lanes;         /* LANES: aq_lanes_bytes(count, lane_bits) bytes                                         */
     uint32_t lane_bits;
@@ -362,6 +366,7 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
  * stream; nothing is done where there is one version. AQ_CUDAERR.
  */
 #define AQ_OUTER_STATE   "local_steps"
+#define AQ_DELAY_STATE   "local_end"
 #define AQ_PREDICT_STATE "predicted"
 enum aq_status aq_optimizer_versions_begin(struct aq_optimizer *optimizer, const float *parameters,
                                            struct aq_stream *stream);
@@ -369,6 +374,16 @@ enum aq_status aq_optimizer_show(struct aq_optimizer *optimizer, float *paramete
 enum aq_status aq_optimizer_hide(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream);
 enum aq_status aq_optimizer_versions_reshard(struct aq_optimizer *optimizer, float *parameters,
                                              struct aq_stream *stream);
+
+/*
+ * outer_delay. travels: has a reduction been asked for as `later`, and the outer step has not been taken? Then, before
+ * show and before the state is saved, the caller waits for it and calls settle, which takes the outer step: the outer
+ * weights become the new ones, and AQ_DELAY_STATE has what the rank had at the end of the round. The rank's own weights
+ * follow outer_delay steps after that end, in an update, so that the time of settle changes no bit. Between two
+ * updates. AQ_CUDAERR.
+ */
+bool aq_optimizer_travels(const struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_settle(struct aq_optimizer *optimizer, struct aq_stream *stream);
 
 /* aq_optimizer_begin and its rounds, where no other rank is needed: AQ_INVAL with W > 1 where a round asks for
  * something. */

@@ -35,7 +35,8 @@
  *     aq_link_send(link, &frame, token);
  *     while (aq_link_poll(link, &event) == AQ_OK) ...
  *
- * Locking: all calls of one net object and its links from one thread.
+ * Locking: all calls of one net object and its links from one thread. Send, poll and release of some links may move to
+ * another thread, and back, where the two order it by themselves (group_background.h).
  */
 #ifndef NET_LINK_H
 #define NET_LINK_H

@@ -1,9 +1,9 @@
 /*
  * trace.h -- what happened when: fixed records in a ring of memory, written as a Chrome/Perfetto trace at the end.
  *
- * A lane is "compute", "codec", "send", "recv", "cache"; spans that overlap without nesting (two frames, two reads) get
- * their own rows when they are written, because viewers take a row's spans for calls. Opening takes all the memory
- * there will be; a full trace drops the newest records and counts them. Times are aq_clock_ns.
+ * A lane is "compute", "codec", "send", "recv", "cache", "average"; spans that overlap without nesting (two frames, two
+ * reads) get their own rows when they are written, because viewers take a row's spans for calls. Opening takes all the
+ * memory there will be; a full trace drops the newest records and counts them. Times are aq_clock_ns.
  *
  * Locking: aq_trace_add from any thread (one atomic add); open, write, close from one thread while no thread adds.
  */
