@@ -174,7 +174,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     turn_text(text, clean);
     site->begin = site->until = 0;
     site->tries = 0;
-    site->offered = site->owed = site->late = false;
+    site->failed = site->offered = site->owed = site->late = false;
     site->deadline_ns = sends ? answer_due(server) : AQ_NEVER;
     if (!sends && turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", clean)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
@@ -244,6 +244,7 @@ static void bounds(struct site *site)
 static void close_turn(struct server *server, struct site *site)
 {
     aq_split_session_go(&site->session, AQ_SPLIT_CLOSING);
+    site->failed = false;
     site->deadline_ns = answer_due(server);
     turn_tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
 }

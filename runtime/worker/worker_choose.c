@@ -44,6 +44,14 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     return AQ_OK;
 }
 
+/* What a peer names is a codec of the job. */
+static enum aq_status known(const struct aq_worker *worker, uint32_t rank, uint64_t index)
+{
+    if (index < worker->replicas.choice.count) return AQ_OK;
+    return aq_fail(AQ_PROTO, "worker", "rank %u of the replicas averages in codec %llu, and there are %u", rank,
+                   (unsigned long long)index, worker->replicas.choice.count);
+}
+
 /* Of all ranks the slowest; what links carry is the same on all of them already. And what one of them has chosen. */
 static enum aq_status join(struct aq_worker *worker, struct said *slowest)
 {
@@ -60,9 +68,7 @@ static enum aq_status join(struct aq_worker *worker, struct said *slowest)
         slowest->value_s[c] = worker->replicas.choice.value_s[c];
     AQ_TRY(aq_all_gather(worker->replicas.group, slowest, sizeof *slowest, all));
     for (uint32_t w = 0; w < aq_group_size(worker->replicas.group); w++) {
-        if (all[w].index != AQ_CHOICE_NONE && all[w].index >= worker->replicas.choice.count)
-            return aq_fail(AQ_PROTO, "worker", "rank %u of the replicas averages in codec %llu, and there are %u", w,
-                           (unsigned long long)all[w].index, worker->replicas.choice.count);
+        if (all[w].index != AQ_CHOICE_NONE) AQ_TRY(known(worker, w, all[w].index));
         if (all[w].index != AQ_CHOICE_NONE) slowest->index = all[w].index;
         if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
         for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
@@ -105,6 +111,7 @@ enum aq_status aq_worker_choose(struct aq_worker *worker)
     if (index == AQ_CHOICE_NONE) {
         index = aq_grad_choose(costs, choice->count, &said.scene);
         AQ_TRY(aq_broadcast(worker->replicas.group, 0, &index, sizeof index)); /* no arithmetic need be alike */
+        AQ_TRY(known(worker, 0, index));
     }
     if (mine == AQ_CHOICE_NONE) {
         AQ_TRY(aq_optimizer_choose(worker->optimizer, index));

@@ -307,9 +307,11 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
         size.parameter_bytes = (before + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + size.packed_bytes;
         size.frozen_bytes += size.parameter_bytes - before;
     }
-    size.gradient_bytes = config->inference ? 0 : (learns + size.room) * sizeof(float);
-    if (config->versions == 2) size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
-    if (config->versions == 2) size.previous_bytes = learns * each + room;
+    if (learns > 0 && !config->inference) size.gradient_bytes = (learns + size.room) * sizeof(float);
+    if (learns > 0 && config->versions == 2) { /* a stage that trains nothing has no versions */
+        size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
+        size.previous_bytes = learns * each + room;
+    }
     *out = size;
     return AQ_OK;
 }

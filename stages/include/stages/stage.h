@@ -420,11 +420,12 @@ struct aq_stage_size {
     uint64_t frozen;            /* count of values that never change                                   */
     uint64_t packed;            /* of these, those that are kept in fewer bits (frozen_store)          */
     uint64_t parameter_bytes;   /* fp32 of all three but what is packed, copies in 16 bits of all but the buffers,
-                                   and what is packed */
+                                   what is packed, and room */
     uint64_t frozen_bytes;      /* of these, what frozen tensors take                                  */
     uint64_t packed_bytes;      /* of these, what packed ones take                                     */
-    uint64_t previous_bytes;    /* the parameters before the last update and their copies; 0: one version */
-    uint64_t gradient_bytes;    /* of all versions                                                     */
+    uint64_t previous_bytes;    /* the parameters before the last update, their copies, and room; 0: one version, or
+                                   none trained */
+    uint64_t gradient_bytes;    /* of all versions, with room                                          */
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
     uint64_t shared;            /* of the parameters: floats whose gradients are summed along the pipeline */
