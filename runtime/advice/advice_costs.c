@@ -8,7 +8,8 @@ static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct 
 {
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
-    const double value_s = sizeof(float) / (AQ_PLAN_STREAM_BYTES_S * threads);
+    const uint32_t packs = aq_plan_reduce_delay(plan) > 0 ? 1 : threads;
+    const double value_s = sizeof(float) / (AQ_PLAN_STREAM_BYTES_S * packs);
     for (uint32_t c = 0; c < count; c++)
         out->value_s[c] = aq_grad_codec_config_plain(&candidates[c].config)
                               ? 4 * value_s

@@ -167,7 +167,8 @@ static enum aq_status time_packing(const struct aq_plan_bench *bench, struct aq_
     uint64_t parameters = plan->stages[0].size.parameters;
     for (uint32_t s = 1; parameters == 0 && s < plan->stage_count; s++) /* the first may be frozen */
         parameters = plan->stages[s].size.parameters;
-    AQ_TRY(aq_reduce_measure_packing(bench->device, candidates, count, parameters, plan->replicas, out->value_s));
+    struct aq_device *packs = aq_plan_reduce_delay(plan) > 0 ? NULL : bench->device;
+    AQ_TRY(aq_reduce_measure_packing(packs, candidates, count, parameters, plan->replicas, out->value_s));
     if (plan->stages[0].size.parameters == 0) return AQ_OK;
     const struct aq_plan_gradients gradients = {.device = bench->device,
                                                 .stream = bench->stream,

@@ -295,7 +295,7 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, ", %.0f times less than fp32 gradients in every step (%s)",
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
     if (config->outer_delay > 0)
-        aq_text_add(text, ", beside the first %u steps of the next round (reduce.delay %u)", config->outer_delay,
+        aq_text_add(text, ", during the first %u steps of the next round (reduce.delay %u)", config->outer_delay,
                     config->outer_delay);
     aq_text_add(text, "\n");
 }

@@ -88,9 +88,10 @@ void launcher_stop(struct launcher *launcher, const char *who)
     aq_board_stopping(launcher->launch->board);
     if (launcher->launch->bounds.round_steps > 1)
         aq_progress_say(launcher->launch->progress,
-                        "%s: stops when the %sround of %u steps ends (%s), with a checkpoint (once more: at once)", who,
-                        launcher->launch->bounds.votes_travel ? "next " : "", launcher->launch->bounds.round_steps,
-                        launcher->launch->bounds.votes_travel ? "reduce.delay" : "reduce.every");
+                        "%s: stops when the %sround of %u steps ends (%s)%s, with a checkpoint (once more: at once)",
+                        who, launcher->launch->bounds.votes_travel ? "next " : "", launcher->launch->bounds.round_steps,
+                        launcher->launch->bounds.votes_travel ? "reduce.delay" : "reduce.every",
+                        launcher->launch->bounds.votes_travel ? ", or the run" : "");
     else
         aq_progress_say(launcher->launch->progress, "%s: stops after this step, with a checkpoint (once more: at once)",
                         who);

@@ -139,7 +139,7 @@ static bool check_patience(struct aq_manifest *manifest)
     return !why && check_patient_steps(manifest);
 }
 
-/* reduce.delay: the average of a round travels beside the first steps of the next one. */
+/* reduce.delay: the average of a round travels during the first steps of the next one. */
 static bool check_delay(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -150,7 +150,7 @@ static bool check_delay(struct aq_manifest *manifest)
         why = "needs reduce.every of 2 and more: with 1 each step waits for its average of gradients; set 0";
     else if (reduce->patience_ns > 0)
         why = "does not go with reduce.patience: an average without a lost replica is made again between two steps; "
-              "set one of both to 0";
+              "set one of them to 0";
     else if (reduce->transport == AQ_TRANSPORT_NCCL)
         why = "needs reduce.transport: links: NCCL averages in the order of a GPU's steps";
     if (why) {

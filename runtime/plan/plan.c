@@ -393,8 +393,7 @@ static uint64_t parts_bytes(const struct aq_job *job)
     return job->reduce.machine_first ? aq_group_measure(&local) + aq_group_measure(&leaders) : 0;
 }
 
-/* Buffers of the replicas' reduction on a GPU, with LAYER_TENSORS_MAX tensors per layer; rounding up covers a few
- * more. */
+/* Buffers of the replicas' reduction on a GPU, LAYER_TENSORS_MAX tensors per layer; rounding up covers some more. */
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;
@@ -405,7 +404,7 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
     bool gpu = false;
     for (uint32_t w = 0; w < plan->replicas; w++)
         gpu = gpu || aq_device_gpu(plan->job->pipeline.stages[w * plan->stage_count + s].device) != AQ_GPU_NO;
-    if (plan->replicas == 1 || !gpu) return 0;
+    if (plan->replicas == 1 || !gpu || aq_plan_reduce_delay(plan) > 0) return 0; /* or the host averages */
     return aq_group_measure_device(&group) +
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
@@ -428,23 +427,24 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "frozen", size->frozen_bytes);
     line(stage, "previous weights", size->previous_bytes);
     line(stage, "gradients", size->gradient_bytes);
+    const bool gpu = stage->config.weights_16bit;
     const uint64_t outer = aq_plan_outer_bytes(plan, size->parameters);
+    const uint64_t travel = aq_plan_travel_bytes(plan, size->parameters);
+    const uint64_t errors = gpu ? aq_plan_travel_errors(plan, size->parameters) : 0;
     line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters) - outer);
-    line(stage, "outer step", outer);
+    line(stage, "outer step", outer - errors);
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", 2 * (size->x_bytes + size->y_bytes) * stage->boundary_copies);
     line(stage, "reduction", reduction_bytes(open, s));
-    if (stage->config.weights_16bit) {
+    if (gpu) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
         line(stage, "bodies between GPUs", (first ? 0 : carry_bytes(open, s - 1)) + (last ? 0 : carry_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
-    /* reduce.delay: movements of a GPU are averaged in the host's memory. */
-    const uint64_t travel = aq_plan_reduce_delay(plan) > 0 ? size->parameters * sizeof(float) : 0;
-    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_cut_bytes(plan, s) + travel : 0));
+    line(stage, "pinned", size->host_bytes + (gpu ? aq_plan_cut_bytes(plan, s) + travel + errors : 0));
     if ((stage->config.weights_16bit || aq_plan_tied_local(plan)) && (first || last))
         line(stage, "tied table", aq_plan_tied_host_bytes(plan));
     line(stage, "edge buffers",
@@ -474,7 +474,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (job->checkpoint.every.count > 0 || job->checkpoint.every.ns > 0)
         line(stage, "snapshot",
              (size->parameters * (1 + job->train.staleness) + size->buffers) * sizeof(float) +
-                 aq_plan_optimizer_bytes(plan, size->parameters)); /* scratch: a little more */
+                 aq_plan_optimizer_bytes(plan, size->parameters) - travel); /* other scratch: a little more */
     if (job->checkpoint.mirror) line(stage, "mirror", aq_mirror_measure((first ? 0 : 1) + (last ? 0 : 1)));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }

@@ -36,6 +36,21 @@ uint32_t aq_plan_reduce_delay(const struct aq_plan *plan)
     return plan->replicas > 1 && aq_optimizer_config_local(config) ? config->outer_delay : 0;
 }
 
+uint64_t aq_plan_travel_bytes(const struct aq_plan *plan, uint64_t parameters)
+{
+    return aq_plan_reduce_delay(plan) > 0 ? parameters * sizeof(float) : 0;
+}
+
+uint64_t aq_plan_travel_errors(const struct aq_plan *plan, uint64_t parameters)
+{
+    const struct aq_optimizer_tensor whole = {.count = parameters, .decay = true};
+    const struct aq_optimizer_group group = {.rank = 0, .size = plan->replicas};
+    struct aq_optimizer_config without = plan->job->train.optimizer;
+    if (aq_plan_reduce_delay(plan) == 0) return 0;
+    without.error_feedback = false;
+    return aq_plan_optimizer_bytes(plan, parameters) - aq_optimizer_measure(&without, &whole, 1, parameters, &group);
+}
+
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec)
 {
     return plan->replicas == 1 ? 0 : both_ways(coded_bytes(codec, plan->stages[s].size.parameters), plan->replicas);
@@ -130,7 +145,7 @@ enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan)
     bool gpu = false;
     for (uint32_t r = 0; r < plan->ranks; r++)
         gpu = gpu || aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO;
-    if (!gpu) return AQ_TRANSPORT_LINKS;
+    if (!gpu || aq_plan_reduce_delay(plan) > 0) return AQ_TRANSPORT_LINKS;
     if (job->reduce.transport != AQ_TRANSPORT_AUTO) return job->reduce.transport;
     return job->link.rate_mbps > 0 ? AQ_TRANSPORT_LINKS : AQ_TRANSPORT_AUTO;
 }

@@ -793,14 +793,14 @@ static struct simulation simulation_of(const struct aq_plan *plan, const struct 
 
 /*
  * A step's share of the links' time for an average of stage s. reduce.delay: only of what is left when the steps that
- * it travels during, of step_s each, are over; its thread packs without the pool.
+ * it travels during, of step_s each, are over.
  */
 static double carried_of(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, double step_s)
 {
     const uint32_t every = aq_plan_reduce_every(plan), delay = aq_plan_reduce_delay(plan);
     if (delay == 0) return 2 * costs->group_latency_s / every + costs->reduce_s[s];
     const double average_s =
-        3 * costs->group_latency_s + (costs->reduce_s[s] + costs->pack_s[s] * costs->threads[s]) * every;
+        3 * costs->group_latency_s + (costs->reduce_s[s] + costs->pack_s[s]) * every;
     return fmax(average_s - delay * step_s, 0) / every;
 }
 

@@ -140,13 +140,19 @@ enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct 
                                          uint32_t count, uint64_t parameters, uint32_t W, double *value_s)
 {
     struct aq_device_info info;
+    const struct aq_device_config alone = {.kind = "cpu", .threads = 1};
+    struct aq_device *host = NULL;
     struct packing p = {.pieces = pieces_of(parameters)};
     const uint64_t values = (uint64_t)p.pieces * AQ_GRAD_PIECE, bytes = packing_bytes(p.pieces);
     const struct aq_optimizer_tensor whole = {.count = values};
     enum aq_status status;
-    void *memory;
+    void *memory = NULL;
+    if (!device) {
+        AQ_TRY(aq_device_open(&alone, &host));
+        device = host;
+    }
     aq_device_info(device, &info);
-    AQ_TRY(take(device, info.host_memory, bytes, &memory));
+    AQ_TRY_GOTO(take(device, info.host_memory, bytes, &memory), out);
     p.x = memory;
     p.error = p.x + values;
     p.sum = p.error + values;
@@ -165,7 +171,8 @@ enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct 
         aq_grad_codec_close(codec);
     }
 out:
-    give(device, info.host_memory, bytes, memory);
+    if (memory) give(device, info.host_memory, bytes, memory);
+    aq_device_close(host);
     return status;
 }
 

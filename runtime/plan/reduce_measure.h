@@ -21,7 +21,7 @@ uint64_t aq_reduce_measure_bytes(uint64_t parameters, uint32_t W);
 /*
  * Seconds that one rank of W spends on a value of a reduction in each candidate: a worker's encoding of everything, the
  * owner's adding up, its encoding of the mean, and decoding that from all; on the device's pool, or by its kernels, as
- * a group does it. AQ_NOMEM.
+ * a group does it. device NULL: by one thread of the host, as with reduce.delay. AQ_NOMEM.
  */
 enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct aq_grad_candidate *candidates,
                                          uint32_t count, uint64_t parameters, uint32_t W, double *value_s);

@@ -37,7 +37,8 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     }
     if (worker->replicas.rounds.returns)
         return aq_fail(AQ_CORRUPT, "worker", "the checkpoint by which this replica returns names no codec");
-    AQ_TRY(aq_reduce_measure_packing(worker->device, choice->candidates, choice->count, worker->me->size.parameters,
+    struct aq_device *packs = aq_worker_is_delayed(worker) ? NULL : worker->device;
+    AQ_TRY(aq_reduce_measure_packing(packs, choice->candidates, choice->count, worker->me->size.parameters,
                                      worker->W, choice->value_s));
     AQ_TRY(aq_reduce_measure_links(worker->replicas.group, worker->device, worker->stream, &choice->links));
     choice->due = true;

@@ -562,7 +562,8 @@ void aq_worker_delay_begin(struct aq_worker *w, const struct aq_reduce *asked)
     aq_group_background_begin(delay->background, &task);
 }
 
-static enum aq_status delay_wait(struct aq_worker *w)
+/* next: the phase that follows. */
+static enum aq_status delay_wait(struct aq_worker *w, enum aq_phase next)
 {
     struct aq_worker_delay *delay = &w->replicas.delay;
     const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(w);
@@ -580,35 +581,36 @@ static enum aq_status delay_wait(struct aq_worker *w)
         if (status == AQ_AGAIN) (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
     }
     AQ_TRY(status);
-    aq_heartbeat_phase(AQ_PHASE_UPDATE);
+    aq_heartbeat_phase(next);
     aq_group_background_take(delay->background, &done);
     delay->under_way = false;
     delay->heard |= done.words;
-    w->times.reduce_ns += aq_worker_own_ns(w) - own;
+    delay->waited_ns += aq_worker_own_ns(w) - own;
     delay->sent_bytes += done.sent_bytes;
     aq_trace_add(w->trace, "compute", "reduce", begin, aq_clock_ns(), (uint32_t)w->step, 0);
     aq_trace_add(w->trace, "average", "average", done.begin_ns, done.end_ns, (uint32_t)w->step, 0);
     return AQ_OK;
 }
 
-/* Between two steps there is no line of metrics to count them in. */
-static void count_bytes(struct aq_worker *w)
+/* Between two steps there is no line of metrics to count bytes and waiting in. */
+static void delay_count(struct aq_worker *w)
 {
     w->times.reduce_bytes += w->replicas.delay.sent_bytes;
-    w->replicas.delay.sent_bytes = 0;
+    w->times.reduce_ns += w->replicas.delay.waited_ns;
+    w->replicas.delay.sent_bytes = w->replicas.delay.waited_ns = 0;
 }
 
 enum aq_status aq_worker_delay_await(struct aq_worker *w)
 {
-    AQ_TRY(delay_wait(w));
-    count_bytes(w);
+    AQ_TRY(delay_wait(w, AQ_PHASE_UPDATE));
+    delay_count(w);
     return AQ_OK;
 }
 
 enum aq_status aq_worker_delay_settle(struct aq_worker *w)
 {
     if (!w->replicas.delay.under_way) return AQ_OK;
-    AQ_TRY(delay_wait(w));
+    AQ_TRY(delay_wait(w, AQ_PHASE_COMPUTE));
     return aq_optimizer_settle(w->optimizer, w->stream);
 }
 
@@ -658,7 +660,7 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
     worker->times.squared = false;
     if (aq_worker_is_delayed(worker)) {
         if (aq_worker_hears(worker, worker->step)) AQ_TRY(delay_votes(worker));
-        count_bytes(worker);
+        delay_count(worker);
     } else if (aq_worker_hears(worker, worker->step)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         AQ_TRY(worker->job->reduce.patience_ns ? aq_worker_rounds_meet(worker) : votes_exchange(worker));

@@ -84,7 +84,7 @@ struct aq_worker_delay {
     bool under_way;                         /* a task of it has not been taken                                  */
     uint64_t vote;       /* of this rank: it travels with the next average                                           */
     uint64_t heard;      /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
-    uint64_t sent_bytes; /* of averages that were waited for, and that no step has counted                      */
+    uint64_t sent_bytes, waited_ns; /* of averages that were waited for, and that no step has counted           */
 };
 
 /* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */

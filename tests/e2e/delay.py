@@ -1,4 +1,4 @@
-"""reduce.delay: the average of a round travels beside the first steps of the next one."""
+"""reduce.delay: the average of a round travels during the first steps of the next one."""
 import json
 import re
 import struct
@@ -197,7 +197,7 @@ def scenario_delay_bad_input():
     for tag, pattern, *more in (("below", r"reduce\.delay: 4 must be below reduce\.every, 4", "reduce.delay=4"),
                                 ("one", r"reduce\.delay: needs reduce\.every of 2 and more", "reduce.every=1"),
                                 ("negative", r"reduce\.delay", "reduce.delay=-1"),
-                                ("patience", r"reduce\.delay: does not go with reduce\.patience.*set one of both to 0",
+                                ("patience", r"reduce\.delay: does not go with reduce\.patience.*set one of them to 0",
                                  "reduce.patience=60s", "checkpoint.every=4 steps"),
                                 ("nccl", r"reduce\.delay: needs reduce\.transport: links", "reduce.transport=nccl")):
         refused(tag, path, pattern, 2, *(part for each in more for part in ("--set", each)))

@@ -3,7 +3,7 @@
  *
  * Caveats first.
  * - While a task is under way the group and its links belong to the thread. The caller does not touch them, their
- *   counters, or what the task names.
+ *   counters (aq_link_stats may be read), or what the task names.
  * - A stop ends a collective that waits for a rank if the group's config has `aq_group_background_look` as meanwhile,
  *   the background as context, and a look_ns. Its device is NULL: a pool serves one thread.
  * - A reduction that failed or was stopped breaks the group, as any collective does. Stop the background before the
