@@ -22,7 +22,8 @@ static double item(const json_t *line, const char *key, size_t i)
 /* Bytes and what packing left of them; a run from before packing left all. */
 static double wire(const json_t *line, const char *bytes, const char *packed, size_t i)
 {
-    return aq_control_carried(item(line, bytes, i), item(line, packed, i));
+    const double left = item(line, packed, i);
+    return item(line, bytes, i) * (left > 0 && left <= 1 ? left : 1); /* sums say whether they are finite */
 }
 
 static void add_loss(struct aq_report_numbers *g, double loss)
