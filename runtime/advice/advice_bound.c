@@ -25,7 +25,7 @@ __attribute__((format(printf, 3, 4))) static void bound_by(struct aq_plan_predic
 /* Update and packing: work between two steps' micro-batches. */
 static double stage_end(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
-    return costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
+    return costs->step_s[s] + (plan->replicas > 1 ? aq_plan_packing_s(plan, costs, s) : 0);
 }
 
 /* A stage's busy time in a step: of all streams together on a CPU, of its busiest stream on a GPU. */

@@ -396,7 +396,9 @@ static void print_reduction(const struct aq_plan *plan, const struct aq_plan_cos
     aq_text_add(text, "replicas of stage %u: %s on their links", worst, aq_text_seconds(costs->reduce_s[worst], a));
     if (costs->value_share[c] < 1) aq_text_add(text, " (packed to %.2f)", costs->value_share[c]);
     aq_text_add(text, " beside %s of computing%s\n", aq_text_seconds(costs->pack_s[worst], b),
-                costs->reduce_in_step ? ", along with the update" : ", before the update");
+                aq_plan_reduce_delay(plan) > 0 ? ", during the next round's first steps"
+                : costs->reduce_in_step        ? ", along with the update"
+                                               : ", before the update");
 }
 
 static void print_stage_times(const struct aq_plan *plan, const struct aq_plan_costs *costs,

@@ -194,7 +194,7 @@ struct aq_job_reduce {
     float density;       /* of topk, topk_fp32, randomk                                                   */
     uint32_t every;      /* steps that replicas go each on its own between two meetings; 1: they meet each step */
     float outer_lr, outer_momentum; /* of the step that they take then                                    */
-    uint32_t delay;                 /* steps of a round beside which the average of the one before travels  */
+    uint32_t delay;                 /* steps of a round during which the average of the one before travels */
     uint64_t patience_ns;           /* how much later than the first a replica may end a round; 0: any time         */
     enum aq_job_steps steps;
     enum aq_transport_kind transport;

@@ -219,7 +219,7 @@ bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text);
 
 /* Steps from one such reduction to the next (reduce.every; 1 where replicas are one), and how many a run has. */
 uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
-/* Steps of the next round beside which the average of a round travels (reduce.delay). */
+/* Steps of the next round during which the average of a round travels (reduce.delay). */
 uint32_t aq_plan_reduce_delay(const struct aq_plan *plan);
 /* With it: bytes of the movement that travels, and of the codec's errors. Those of a GPU are in the host's memory. */
 uint64_t aq_plan_travel_bytes(const struct aq_plan *plan, uint64_t parameters);

@@ -38,6 +38,12 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
         out->value_share[c] = 1;
 }
 
+double aq_plan_packing_s(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
+{
+    if (aq_plan_reduce_delay(plan) == 0) return costs->pack_s[s];
+    return aq_plan_on_gpu(plan, s) ? 0 : costs->pack_s[s] / (costs->threads[s] > 0 ? costs->threads[s] : 1);
+}
+
 bool aq_plan_line_shared(const struct aq_plan *plan)
 {
     return plan->job->split.clients > 0 && plan->stage_count == 3;

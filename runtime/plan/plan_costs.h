@@ -60,7 +60,7 @@ struct aq_plan_costs {
     double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
     double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
     double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas: what their links take           */
-    double pack_s[AQ_JOB_STAGES_MAX];         /* and computing it, in addition to them                              */
+    double pack_s[AQ_JOB_STAGES_MAX];         /* and computing it, in addition; reduce.delay: by one thread         */
     bool reduce_in_step;                      /* the optimizer sends no gradients: its update meets the others      */
     double value_s[AQ_GRAD_CANDIDATES_MAX];   /* of a reduction's computing, one value: aq_plan_reduce_candidates   */
     uint32_t choice[AQ_JOB_STAGES_MAX];       /* what it is expected to choose (grad_choice.h), or AQ_CHOICE_NONE   */
@@ -100,6 +100,10 @@ void aq_plan_costs_cached(const struct aq_plan *plan, const struct aq_plan_costs
 /* Do links 0 and 1 share a line? Those of a split job's client do, which has both ends of the network: forward of link
  * 0 and backward of link 1 go up its line, the others down. */
 bool aq_plan_line_shared(const struct aq_plan *plan);
+
+/* What packing and summing take of a stage's own computing. With reduce.delay one thread of the host does that, during
+ * the stage's work: a CPU stage loses that thread's share of its cores. */
+double aq_plan_packing_s(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s);
 
 /* Does stage s compute on a GPU; on the same one as rank r? */
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);

@@ -583,7 +583,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     case UPDATE:
         if (actor->streams[COMPUTE].left >= 0) return false;
         if (sim->plan->replicas > 1 && costs->reduce_in_step)
-            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s], sim->carried_s[s]);
+            work_begin(sim, actor, aq_plan_packing_s(sim->plan, costs, s) + costs->step_s[s], sim->carried_s[s]);
         else
             work_begin(sim, actor, costs->step_s[s], 0);
         actor->phase = UPDATING;
@@ -799,12 +799,11 @@ static double carried_of(const struct aq_plan *plan, const struct aq_plan_costs 
 {
     const uint32_t every = aq_plan_reduce_every(plan), delay = aq_plan_reduce_delay(plan);
     if (delay == 0) return 2 * costs->group_latency_s / every + costs->reduce_s[s];
-    const double average_s =
-        3 * costs->group_latency_s + (costs->reduce_s[s] + costs->pack_s[s]) * every;
+    const double average_s = 3 * costs->group_latency_s + (costs->reduce_s[s] + costs->pack_s[s]) * every;
     return fmax(average_s - delay * step_s, 0) / every;
 }
 
-/* step_s: of the steps beside an average. */
+/* step_s: of the steps during an average. */
 static enum aq_status simulate_with(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                     const struct aq_plan_scene *scene, double step_s, struct aq_plan_simulated *out)
 {

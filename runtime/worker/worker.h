@@ -145,7 +145,8 @@ enum aq_status aq_worker_settle(struct aq_worker *worker);
 
 /* ---- above a step ---- */
 
-/* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
+/* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss.
+ * There are some. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
 
 /* worker_eval.c: the next EVAL frame, which must be that of the batch, into pipeline.x; and pipeline.y as one. */

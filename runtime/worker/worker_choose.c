@@ -69,8 +69,10 @@ static enum aq_status join(struct aq_worker *worker, struct said *slowest)
         slowest->value_s[c] = worker->replicas.choice.value_s[c];
     AQ_TRY(aq_all_gather(worker->replicas.group, slowest, sizeof *slowest, all));
     for (uint32_t w = 0; w < aq_group_size(worker->replicas.group); w++) {
-        if (all[w].index != AQ_CHOICE_NONE) AQ_TRY(known(worker, w, all[w].index));
-        if (all[w].index != AQ_CHOICE_NONE) slowest->index = all[w].index;
+        if (all[w].index != AQ_CHOICE_NONE) {
+            AQ_TRY(known(worker, w, all[w].index));
+            slowest->index = all[w].index;
+        }
         if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
         for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
             if (all[w].value_s[c] > slowest->value_s[c]) slowest->value_s[c] = all[w].value_s[c];

@@ -113,7 +113,6 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
 {
     struct aq_stage_loss total = {0}, coded = {0};
     const uint64_t begin = aq_clock_ns();
-    if (worker->plan->facts.heldout_samples == 0) return AQ_OK;
     aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     AQ_TRY(pass(worker, 0, &total));
     if (worker->steps.final && aq_plan_evaluates_coded(worker->plan)) AQ_TRY(pass(worker, AQ_EDGE_CODED, &coded));

@@ -78,7 +78,7 @@ struct aq_worker_speed {
 
 struct aq_group_background; /* net/group_background.h */
 
-/* reduce.delay (worker_local.c): the average of a round travels beside the next one's first steps. */
+/* reduce.delay (worker_local.c): the average of a round travels during the next one's first steps. */
 struct aq_worker_delay {
     struct aq_group_background *background; /* NULL: no delay                                                   */
     bool under_way;                         /* a task of it has not been taken                                  */

@@ -149,15 +149,6 @@ enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char 
     return take(optimizer, name, count, belongs, AQ_MEMORY_PINNED, out);
 }
 
-enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out)
-{
-    uint64_t first, chunk;
-    aq_grad_chunk(count, optimizer->group.size, optimizer->group.rank, &first, &chunk);
-    AQ_TRY(aq_optimizer_take(optimizer, name, chunk, AQ_STATE_SERVER_ERROR, out));
-    optimizer->states[optimizer->state_count - 1].info.of = count;
-    return AQ_OK;
-}
-
 static enum aq_status scratch(struct aq_optimizer *optimizer, bool mapped, enum aq_memory_kind where, size_t bytes,
                               void **out)
 {
@@ -192,7 +183,7 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
     const struct aq_optimizer_config *config = &optimizer->config;
     if (optimizer->group.size == 1 || !config->error_feedback || !aq_grad_codec_config_lossy(&config->reduce))
         return AQ_OK;
-    /* With outer_delay a host's thread codes movements beside the device's steps. */
+    /* With outer_delay a host's thread codes movements during the device's steps. */
     const enum aq_memory_kind where =
         aq_optimizer_is_local(optimizer) && config->outer_delay > 0 ? AQ_MEMORY_PINNED : AQ_MEMORY_DEVICE;
     uint64_t first, chunk;

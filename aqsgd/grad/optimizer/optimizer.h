@@ -180,8 +180,6 @@ enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *nam
 /* The same of a few floats that the kind itself reads and writes: host memory everywhere. */
 enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char *name, uint64_t count,
                                      enum aq_state_class belongs, float **out);
-/* The server error of this rank: its chunk of `count` floats. */
-enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out);
 /* Memory that no checkpoint sees, zero: the host's; what kernels touch; and what the device copies from and to. */
 enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out);
 enum aq_status aq_optimizer_scratch_device(struct aq_optimizer *optimizer, size_t bytes, void **out);

@@ -60,7 +60,7 @@ enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config
         return aq_fail(AQ_INVAL, "optimizer", "outer_delay is %u, must be below outer_every, %u", config->outer_delay,
                        config->outer_every);
     if (config->outer_delay > 0 && config->retries)
-        return aq_fail(AQ_INVAL, "optimizer", "outer_delay: a mean that travels beside steps cannot be made again");
+        return aq_fail(AQ_INVAL, "optimizer", "outer_delay: a mean that travels during steps cannot be made again");
     AQ_TRY(aq_optimizer_check_range("outer_lr", config->outer_lr, 1e-6f, 1e6f));
     return aq_optimizer_check_range("outer_momentum", config->outer_momentum, 0.0f, 1.0f);
 }
