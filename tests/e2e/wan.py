@@ -139,10 +139,20 @@ FAR = {"link.rtt_ms": 80, "link.rate_mbps": 100}
 RATES = "'wte = 1e-2, h.*.ln_* = 2e-5, head = 1e-4'"
 
 
+def replicas_at_ends():
+    """Two replicas of two stages, each stage at an end of its own."""
+    ends = [f"10.79.0.{i + 1}" for i in range(ENDS)]
+    places = ", ".join(f"{{layers: {layers}, host: {json.dumps([f'tcp://{end}:7700' for end in ends[s::2]])}, address: {json.dumps([f'{end}:7800' for end in ends[s::2]])}}}"
+                       for s, layers in enumerate(("0-2", "3-5")))
+    return {"pipeline.stages": f"[{places}]", "pipeline.replicas": 2}
+
+
 def far_inside():
     """Each pair of runs near and far, of the same keys."""
     runs = {"quic": {"link.protocol": "quic"}, "flush": {"pipeline.schedule": "gpipe", "pipeline.flush": "true"},
-            "stale": {"train.staleness": 1, "train.lr_patterns": RATES}, "rates": {"train.lr_patterns": RATES}}
+            "stale": {"train.staleness": 1, "train.lr_patterns": RATES}, "rates": {"train.lr_patterns": RATES},
+            "delay": {**replicas_at_ends(), "reduce.every": 4, "reduce.delay": 2, "reduce.codec": "q4", "train.clip": 0.5, "data.train_samples_max": 26, "train.epochs": 6,
+                      **{f"edges.{way}.{key}": None for way in ("forward", "backward") for key in ("codec", "bits")}}}
     if "built without QUIC" in aqpipe("plan", manifest_at_ends("asked", **runs["quic"])).stderr:
         print("without QUIC, which is not built")
         del runs["quic"]
@@ -159,11 +169,12 @@ def far_inside():
         check(losses(f"{name}-far") == losses("plain-far"), f"{name}: not the losses of a plain run")
     for name in ("rates", "stale"):
         check(losses(f"{name}-far") != losses("plain-far"), f"{name}: its keys change nothing: no test")
+    check(len(losses("delay-far")) == 24 and losses("delay-far")[-1] < losses("delay-far")[0], f"delay: {losses('delay-far')}")
     check(losses("stale-far") != losses("rates-far"), "staleness changes nothing beside rates: no test")
 
 
 def scenario_wan_far():
-    """80 ms and 0.5 % of loss: links over QUIC, a flush after each step, and rates by tensor with staleness are the near runs, bit for bit."""
+    """80 ms and 0.5 % of loss: links over QUIC, a flush after each step, rates by tensor with staleness, and replicas with reduce.delay in the default codec are the near runs, bit for bit."""
     if scenario_in_the_lab(ENDS):
         far_inside()
 
