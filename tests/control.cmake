@@ -29,6 +29,8 @@ target_include_directories(test_run_folder PRIVATE ${aq_runtime_MODULES})
 
 aq_test(test_child LIBS aq_runtime LABELS quick)
 target_include_directories(test_child PRIVATE ${aq_runtime_MODULES})
+aq_test(test_stop_signals LIBS aq_runtime LABELS quick)
+target_include_directories(test_stop_signals PRIVATE ${aq_runtime_MODULES})
 aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_owned_folder PRIVATE ${aq_runtime_MODULES})
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "commands.h"
@@ -19,6 +18,7 @@
 #include "process_begin.h"
 #include "relay.h"
 #include "security.h"
+#include "stop_signals.h"
 
 static int wrong(const char *text)
 {
@@ -88,17 +88,11 @@ static int serve_relay(const struct asked *asked)
     struct aq_endpoint endpoint;
     const char *why = "";
     uint16_t port;
-    sigset_t set;
+    int stop;
     if (aq_endpoint_parse(asked->relay.listen, &endpoint, &why) != AQ_OK)
         return aq_options_wrong("aqpiped", "--relay: '%.80s' is not an address: %s", asked->relay.listen, why);
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
     aq_control_descriptors(DESCRIPTORS);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) return wrong("sigprocmask failed");
-    const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (stop == -1) return wrong("signalfd failed");
+    if (aq_stop_signals("aqpiped", 0, &stop) != AQ_OK) return wrong(aq_error_text());
     enum aq_status status = aq_link_relay_open(&asked->relay, &relay, &port);
     if (status != AQ_OK) return aq_exit_of(status);
     aq_log("relay", 1, "a relay at %s, port %u, for whoever reaches it: at most %u connections, %g Mbit/s a room",

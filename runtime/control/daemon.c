@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon_private.h"
+#include "stop_signals.h"
 
 enum { POLL_MAX = 2 + DAEMON_CONNECTIONS_MAX + 2 * DAEMON_WORKERS_MAX, TICK_MS = 500 };
 
@@ -163,22 +163,6 @@ static enum aq_status loop(struct daemon *daemon)
     return AQ_OK;
 }
 
-static enum aq_status take_signals(int *fd)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) return aq_fail_errno("daemon", "sigprocmask");
-    if (signal(SIGPIPE, SIG_IGN) == SIG_ERR) return aq_fail_errno("daemon", "signal");
-    const int made = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (made == -1) return aq_fail_errno("daemon", "signalfd");
-    *fd = made;
-    return AQ_OK;
-}
-
 static enum aq_status open_listener(struct daemon *daemon)
 {
     const struct aq_daemon_config *config = daemon->config;
@@ -202,7 +186,7 @@ enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
         daemon->workers[i].output = daemon->workers[i].log = -1;
     enum aq_status status;
-    AQ_TRY_GOTO(take_signals(&daemon->signals), out);
+    AQ_TRY_GOTO(aq_stop_signals("daemon", SIGCHLD, &daemon->signals), out);
     if (config->fd >= 0) {
         struct aq_control *control;
         AQ_TRY_GOTO(aq_control_open(config->fd, &control), out);

@@ -16,25 +16,16 @@
 #include <unistd.h>
 
 #include "launcher_private.h"
+#include "stop_signals.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200, TURN_LINES = 1024, OWN_DESCRIPTORS = 64 /* beside a channel a host */ };
 
 enum aq_status aq_launch_signals(int *fd)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigaddset(&set, SIGUSR1); /* schedulers of clusters warn by it */
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR ||
-        signal(SIGTSTP, SIG_IGN) == SIG_ERR) /* a suspended launcher would stall every stage */
-        return aq_fail_errno("launch", "cannot set up signals");
-    const int made = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (made == -1) return aq_fail_errno("launch", "signalfd");
-    *fd = made;
-    return AQ_OK;
+    /* SIGUSR1: schedulers of clusters warn by it. A suspended launcher would stall every stage. */
+    if (signal(SIGTSTP, SIG_IGN) == SIG_ERR) return aq_fail_errno("launch", "signal");
+    return aq_stop_signals("launch", SIGUSR1, fd);
 }
 
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)

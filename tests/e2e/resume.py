@@ -210,6 +210,19 @@ def scenario_stop():
             check("config.json and the tokenizer's files are not all there" in done.stderr, f"{run}: {done.stderr}")
             check(losses(run) == losses(f"{name}-whole"), f"{run}: losses differ after the stop")
             check(weights(run) == weights(f"{name}-whole"), f"{run}: weights differ after the stop")
+    # Its terminal closes: SIGHUP stops it, too, and does nothing after nohup.
+    for ignored, code in ((signal.SIG_DFL, 3), (signal.SIG_IGN, 0)):
+        run = f"terminal-{code}"
+        before = signal.signal(signal.SIGHUP, ignored)  # a child inherits it
+        process, hold, _ = hold_at(manifest(run, **cases["two"]), 2, phase="end")
+        signal.signal(signal.SIGHUP, before)
+        end(process.pid, signal.SIGHUP)
+        hold.release_others()
+        if ignored == signal.SIG_IGN:
+            hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+        check(process.returncode == code, f"{run}: exit code {process.returncode}, wanted {code}\n{errors[-2000:]}")
+    check(losses("terminal-0") == losses("two-whole"), "after nohup and SIGHUP it is another run")
     # train.time_max stops like SIGINT. The worker is held beyond that time, so the step after it is the last one. A machine on
     # which a whole run takes long may take as long to come to that step.
     path = manifest("limited", **{**cases["two"], "train.time_max": f"{1 + 2 * took:.1f}s"})
