@@ -206,7 +206,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
     char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], resume_hash[20], replicas[16],
-        resume[20], frozen[20] = "", updates[24] = "";
+        resume[20], frozen[20] = "", updates[24] = "", caches[24] = "";
     const char *metadata[METADATA_MAX] = {NULL};
     struct aq_device_info device;
     aq_device_info(c->device, &device);
@@ -225,6 +225,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     snprintf(rank, sizeof rank, "%u", c->rank);
     if (c->frozen_digest) snprintf(frozen, sizeof frozen, "%016" PRIx64, c->frozen_digest);
     if (c->updates_ahead) snprintf(updates, sizeof updates, "%" PRIu64, file->step + (uint64_t)*c->updates_ahead);
+    if (c->stands_in && c->caches) snprintf(caches, sizeof caches, "%" PRIu64, c->caches);
     metadata_add(metadata, "format", c->updates_ahead ? FORMAT_UPDATES : FORMAT);
     metadata_add(metadata, "plan_hash", hash);
     metadata_add(metadata, "rank_hash", resume);
@@ -237,6 +238,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     metadata_add(metadata, "frozen", frozen);
     metadata_add(metadata, "device", device.rounding);
     metadata_add(metadata, "updates", updates);
+    metadata_add(metadata, "caches", caches);
     return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
                                   &file->writer);
 }
@@ -378,6 +380,24 @@ enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *
     const enum aq_status status = format_check(weights, path, &count);
     aq_weights_close(weights);
     if (status == AQ_OK) *updates = count;
+    return status;
+}
+
+enum aq_status aq_checkpoint_caches(const struct aq_checkpoint *c, uint64_t step, uint64_t *mark)
+{
+    struct aq_weights *weights;
+    enum aq_status status = AQ_OK;
+    char *end = NULL;
+    *mark = 0;
+    AQ_TRY(aq_checkpoint_open(c->folder, step, c->rank, &weights));
+    const char *text = aq_weights_metadata(weights, "caches");
+    if (text && text[0] >= '1' && text[0] <= '9') *mark = strtoull(text, &end, 10);
+    if (text && (!end || *end || *mark >= step))
+        status = aq_fail(AQ_CORRUPT, "checkpoint",
+                         "%s/%" PRIu64 "/stage-%u.safetensors: its metadata's `caches` is '%.32s', which is no step "
+                         "before it",
+                         c->folder, step, c->rank, text);
+    aq_weights_close(weights);
     return status;
 }
 

@@ -67,6 +67,7 @@ struct aq_checkpoint {
     bool own_statistics; /* adopt leaves the stage's buffers as they are (split.statistics: local) */
     float pending;       /* aq_optimizer_config_pending: what residuals move the weights by   */
     bool stands_in;      /* writes the file of a rank that is lost: the errors of its codec are zero */
+    uint64_t caches;     /* then: the mark at which that rank opens its message cache; 0: it starts empty */
 };
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
@@ -112,6 +113,13 @@ enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const
  */
 #define AQ_UPDATES_UNKNOWN UINT64_MAX
 enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *updates);
+
+/*
+ * The mark at which the rank's cache is opened, where another rank wrote the file of `step` in its place and the cache
+ * has no mark of that step. 0: it starts empty, or the rank wrote its file itself. As aq_checkpoint_open; AQ_CORRUPT:
+ * no step before this one.
+ */
+enum aq_status aq_checkpoint_caches(const struct aq_checkpoint *checkpoint, uint64_t step, uint64_t *mark);
 
 /* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);

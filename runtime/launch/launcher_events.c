@@ -166,6 +166,7 @@ static void take_step(struct launcher *launcher, uint32_t rank, json_t *line)
 static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message->line);
+    if (AQ_MESSAGE_HAS(message, step, keyframes) && message->step.keyframes > 0) launcher_return_cold(launcher, rank);
     say_bits(launcher);
     take_step(launcher, rank, json_incref(message->line));
 }
@@ -389,7 +390,7 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_me
                       rank, (unsigned long long)step);
         return;
     }
-    launcher->stages[rank].mark = step;
+    launcher->stages[rank].mark = launcher->stages[rank].cached = step;
     launcher->stages[rank].weights = AQ_MESSAGE_HAS(message, mark, weights) ? message->mark.weights : 0;
     look_at_mark(launcher, step);
 }

@@ -47,6 +47,7 @@ struct stage {
     uint32_t host;
     enum stage_state state;
     uint64_t mark;                           /* newest step that this rank has a checkpoint of */
+    uint64_t cached;                         /* newest step that its message cache has a mark of */
     char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": none, because there are no copies */
     enum aq_phase phase;                     /* before the first step: its last reported phase    */
     uint64_t step;                           /* newest that this rank has reported             */
@@ -83,9 +84,12 @@ struct launcher_replica {
     bool lost;            /* the next round ends without it */
     bool member;          /* it was named in the newest round, or none was named yet */
     uint64_t from;        /* its lines count after this step */
+    uint64_t caches;      /* while it is lost: newest step that all its caches have a mark of; 0: none */
     uint32_t tries;       /* starts since it was a member */
     uint64_t deadline_ns; /* of REPLICA_ENDS, AWAY, STARTS and ENTERS, by the watch's clock */
     uint64_t go_ns;       /* 1 + when, by the same clock, it was told to train again; 0: never */
+    bool cold;            /* in this round it has sent samples whole, which its caches lack since its return */
+    uint32_t late;        /* rounds in a row for which it was late while it was cold */
     /* reduce.steps: speed (launcher_steps.c). */
     struct launcher_share {
         uint64_t steps;         /* that it trains of the round under way, its last ones             */
@@ -292,8 +296,9 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * rank is, while others train. waits: is it where it can enter? may: will it return by itself? enter: the round that
  * ends with this step was its last one without; its ranks are told when the checkpoint is complete (told). stay: it is
  * broken off, so they wait for a later one. turn: has one taken too long? is_late: has a replica that is missed at a
- * round's end, where the first came at first_ns, taken more than the patience since then, and since it was told to
- * train again?
+ * round's end, where the first came at first_ns, taken more than its patience since then, and since it was told to
+ * train again? patience: the run's, or longer while its caches are filled again. cold: it has sent a sample that they
+ * lack. came: all that live are at a round's end; in_time: within the run's patience.
  */
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
@@ -302,6 +307,9 @@ void launcher_return_ready(struct launcher *launcher, uint32_t rank);
 bool launcher_return_waits(const struct launcher *launcher, uint32_t replica);
 bool launcher_return_may(const struct launcher *launcher, uint32_t replica);
 bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, uint64_t first_ns);
+uint64_t launcher_return_patience(const struct launcher *launcher, uint32_t replica);
+void launcher_return_cold(struct launcher *launcher, uint32_t rank);
+void launcher_return_came(struct launcher *launcher, bool in_time);
 void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step);
 void launcher_return_told(struct launcher *launcher, uint64_t step);
 void launcher_return_stay(struct launcher *launcher, uint64_t step);

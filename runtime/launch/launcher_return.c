@@ -18,7 +18,12 @@
  * next round without it is the last one of these processes, as before there was a way to return.
  *
  * So nobody waits for its start, and what it enters with is a file that a restart of all would read: the same bits. Its
- * message caches start empty, since no mark of that step is there.
+ * message caches have no mark of that step. They are opened at the newest one that all of them had when it was lost
+ * (launcher_rounds.c tells it to the first member, whose files say it), and get a mark of that step before it trains.
+ *
+ * Caches that are gone, or were in memory, start empty. Then it sends each sample whole at the first visit, which over
+ * a slow line may make it late in each round, be lost, and start with empty caches again. So each time that it was late
+ * in such a round it may be late for twice as long, until it comes in time or its caches lack nothing.
  */
 #include <inttypes.h>
 
@@ -97,7 +102,30 @@ bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, 
     const struct launcher_replica *of = &launcher->rounds.replicas[replica];
     const uint64_t now = launcher->watch.clock.now_ns, since = first_ns > of->go_ns ? first_ns : of->go_ns;
     if (of->state == REPLICA_ENTERS) return now > of->deadline_ns;
-    return now + 1 - since > launcher->launch->bounds.patience_ns;
+    return now + 1 - since > launcher_return_patience(launcher, replica);
+}
+
+uint64_t launcher_return_patience(const struct launcher *launcher, uint32_t replica)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    uint64_t patience = launcher->launch->bounds.patience_ns;
+    for (uint32_t i = 0; of->cold && i < of->late && patience < launcher->launch->ready_ns_max; i++)
+        patience *= 2;
+    return patience;
+}
+
+void launcher_return_cold(struct launcher *launcher, uint32_t rank)
+{
+    struct launcher_replica *of = replica_of(launcher, rank);
+    if (of->from > launcher->launch->resume) of->cold = true;
+}
+
+void launcher_return_came(struct launcher *launcher, bool in_time)
+{
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        launcher->rounds.replicas[w].cold = false;
+        if (in_time && !launcher->rounds.replicas[w].lost) launcher->rounds.replicas[w].late = 0;
+    }
 }
 
 void launcher_return_reached(struct launcher *launcher)
@@ -172,6 +200,7 @@ void launcher_return_ready(struct launcher *launcher, uint32_t rank)
     of->go_ns = launcher->watch.clock.now_ns + 1;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", "go", "rank", (json_int_t)r);
+        launcher->stages[r].cached = of->from;
         launcher_steps_add(launcher, r, message);
         stage_send(launcher, r, message);
     }

@@ -179,11 +179,22 @@ static void drop_mark(struct launcher *launcher, uint32_t replica)
     launcher_return_stay(launcher, step);
 }
 
+/* The newest step that all its caches have a mark of: they keep the two newest, and are one mark apart at most. */
+static uint64_t cached(const struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    uint64_t step = UINT64_MAX;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (launcher->stages[r].cached < step) step = launcher->stages[r].cached;
+    return step;
+}
+
 static void lose(struct launcher *launcher, uint32_t replica)
 {
     const uint32_t P = launcher->launch->stages;
-    const struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    struct launcher_replica *of = &launcher->rounds.replicas[replica];
     if (of->member && !of->lost) drop_mark(launcher, replica);
+    if (of->state != REPLICA_ENTERS) of->caches = cached(launcher, replica);
     launcher->rounds.replicas[replica].lost = true;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         aq_watch_stage_gone(&launcher->watch, r);
@@ -194,6 +205,24 @@ static void lose(struct launcher *launcher, uint32_t replica)
     launcher_flush_mark(launcher);
     if (launcher->rounds.averaging && (launcher->rounds.named >> replica & 1)) break_off(launcher);
     launcher_return_begin(launcher, replica);
+}
+
+/*
+ * Adds the marks at which missing replicas open their message caches, replica to step, where one has any. In a run that
+ * is repeated the log's.
+ */
+static void add_caches(const struct launcher *launcher, uint64_t step, uint64_t members, json_t *message)
+{
+    json_t *marks = json_object();
+    for (uint32_t w = 0; w < launcher->launch->replicas && !launcher->rounds.log; w++) {
+        char key[12];
+        snprintf(key, sizeof key, "%u", w);
+        if (!(members >> w & 1) && launcher->rounds.replicas[w].caches)
+            json_object_set_new(marks, key, json_integer((json_int_t)launcher->rounds.replicas[w].caches));
+    }
+    json_object_update(marks, json_object_get(launcher_rounds_logged(launcher, step), "caches"));
+    if (json_object_size(marks) > 0) json_object_set(message, "caches", marks);
+    json_decref(marks);
 }
 
 static json_t *replicas_of(const struct launcher *launcher, uint64_t bits)
@@ -210,6 +239,7 @@ static void note(struct launcher *launcher, uint64_t step, uint64_t members, uin
     json_t *line = json_pack("{s:s, s:I, s:o, s:o, s:o}", "event", "round", "step", (json_int_t)step, "members",
                              replicas_of(launcher, members), "without", replicas_of(launcher, ~members), "entering",
                              replicas_of(launcher, entering));
+    add_caches(launcher, step, members, line);
     launcher_steps_note(launcher, line);
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, line);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
@@ -312,6 +342,7 @@ static void end_round(struct launcher *launcher)
         if (!(rounds->named >> r / launcher->launch->stages & 1)) continue;
         json_t *message = json_pack("{s:s, s:I, s:I, s:b, s:b}", "op", "averaged", "rank", (json_int_t)r, "step",
                                     (json_int_t)step, "last", last, "mark", mark);
+        add_caches(launcher, step, rounds->named, message);
         launcher_steps_add(launcher, r, message);
         stage_send(launcher, r, message);
     }
@@ -394,13 +425,20 @@ static void repeat(struct launcher *launcher, uint64_t step)
 static void lose_late(struct launcher *launcher, uint64_t step)
 {
     for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
-        const bool enters = launcher->rounds.replicas[w].state == REPLICA_ENTERS;
-        if (launcher->rounds.replicas[w].lost || is_there(launcher, w, step)) continue;
+        struct launcher_replica *of = &launcher->rounds.replicas[w];
+        const bool enters = of->state == REPLICA_ENTERS;
+        if (of->lost || is_there(launcher, w, step)) continue;
         if (!launcher_return_is_late(launcher, w, launcher->rounds.first_ns)) continue;
         if (!can_lose(launcher, w) || !launcher_steps_known(launcher, w)) continue;
+        if (!enters) of->late = of->cold ? of->late + 1 : 0;
         aq_progress_say(launcher->launch->progress, "replica %u %s", w,
                         enters ? "has not read its checkpoint in time: the round ends without it"
                                : "is late by more than reduce.patience: its work of this round is dropped");
+        if (!enters && of->late)
+            aq_progress_say(launcher->launch->progress,
+                            "replica %u sends samples that its message caches lack; while it does, it may be late by "
+                            "%.0f s when it is back",
+                            w, (double)launcher_return_patience(launcher, w) * 1e-9);
         lose(launcher, w);
     }
 }
@@ -425,6 +463,7 @@ static void decide(struct launcher *launcher)
     if (!launcher->rounds.log) lose_late(launcher, step);
     if (there < living(launcher)) return;
     if (launcher->rounds.log && open_mark(launcher)) return; /* so that who is left out breaks none off */
+    launcher_return_came(launcher, now - launcher->rounds.first_ns <= launcher->launch->bounds.patience_ns);
     repeat(launcher, step);
     if (launcher->cause == CAUSE_NONE) name_members(launcher, step);
 }

@@ -247,13 +247,48 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
     return w->job->train.staleness ? aq_stage_keep(w->stage, w->stream) : AQ_OK;
 }
 
+/* A mark of this step, before anything is put into the cache. */
+static enum aq_status mark_cache(struct aq_worker *w)
+{
+    AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
+    for (;;) {
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
+        const enum aq_status status = aq_cache_mark_done(w->pipeline.cache);
+        if (status != AQ_AGAIN) return status;
+        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
+    }
+}
+
+/*
+ * The cache of a replica that was lost has no mark of the step from which it returns: it is opened at the one that the
+ * checkpoint names. AQ_NOTFOUND: it has neither.
+ */
+static enum aq_status open_at_mark(struct aq_worker *w, struct aq_cache_config *config)
+{
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    uint64_t earlier = 0;
+    if (config->mark > 0 && !w->checkpoints.lost) AQ_TRY(aq_checkpoint_caches(&checkpoint, w->step, &earlier));
+    if (earlier > 0) {
+        struct aq_error_hold first;
+        aq_error_hold(&first);
+        const enum aq_status status = aq_cache_open(config, &w->pipeline.cache);
+        aq_error_release(&first);
+        if (status == AQ_OK) return AQ_OK; /* it has returned before, and all start again */
+        config->mark = earlier;
+    }
+    AQ_TRY(aq_cache_open(config, &w->pipeline.cache));
+    if (earlier == 0) return AQ_OK;
+    aq_log("worker", 1, "its message cache is as it was at step %" PRIu64, earlier);
+    return mark_cache(w);
+}
+
 /*
  * The cache as it was at the mark, else an empty one: the messages that it lacks come from the neighbours as they are
  * needed, bit for bit (edge_heal.c). A cache of another job is refused and not touched.
  */
 static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_config *config)
 {
-    const enum aq_status status = aq_cache_open(config, &w->pipeline.cache);
+    const enum aq_status status = open_at_mark(w, config);
     const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
     if (!lost || config->mark == 0) return status;
     aq_log("worker", AQ_LOG_WARNING,

@@ -259,6 +259,7 @@ enum aq_status aq_worker_links_open(struct aq_worker *w)
     if (w->W > 1 && w->job->reduce.patience_ns) {
         AQ_TRY(aq_alloc(w->W * sizeof *w->replicas.rounds.addresses, &memory));
         w->replicas.rounds.addresses = memory;
+        AQ_TRY(AQ_NEW(w->W, &w->replicas.rounds.caches));
     }
     AQ_TRY(aq_worker_net_open(w));
     struct aq_listener *listener = NULL;
@@ -321,6 +322,7 @@ void aq_worker_links_close(struct aq_worker *w)
         aq_link_close(link_number(w, i));
     aq_free((void *)w->replicas.peers);
     aq_free(w->replicas.rounds.addresses);
+    aq_free(w->replicas.rounds.caches);
     aq_net_close(w->links.net);
     aq_tls_close(w->links.tls);
 }

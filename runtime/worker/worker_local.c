@@ -131,6 +131,26 @@ static uint64_t all_replicas(const struct aq_worker *w)
     return w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX;
 }
 
+/* At which marks missing replicas open their caches. A launcher of before it told that has none. */
+static enum aq_status caches_told(struct aq_worker *w, const json_t *message)
+{
+    const json_t *told = json_object_get(message, "caches");
+    for (uint32_t v = 0; v < w->W; v++) {
+        char key[12];
+        snprintf(key, sizeof key, "%u", v);
+        const json_t *mark = json_object_get(told, key);
+        w->replicas.rounds.caches[v] = 0;
+        if (!mark) continue;
+        if (!json_is_integer(mark) || json_integer_value(mark) < 0 ||
+            (uint64_t)json_integer_value(mark) > w->replicas.rounds.step)
+            return aq_fail(AQ_PROTO, "worker",
+                           "step %" PRIu64 ": the launcher names no step for the caches of replica %u",
+                           w->replicas.rounds.step, v);
+        w->replicas.rounds.caches[v] = (uint64_t)json_integer_value(mark);
+    }
+    return AQ_OK;
+}
+
 /* All have the mean. */
 static enum aq_status over_told(struct aq_worker *w, const json_t *message)
 {
@@ -141,6 +161,7 @@ static enum aq_status over_told(struct aq_worker *w, const json_t *message)
     w->replicas.choice.due = false;
     aq_worker_rounds_close(w);
     if (rounds->members != all) rounds->without = step;
+    AQ_TRY(caches_told(w, message));
     if (rounds->attempt > 1 || rounds->members != all)
         aq_error_clear(); /* dealt with: a later failure is another one */
     if (aq_control_bool_or(message, "mark", false)) rounds->mark = step;
@@ -413,6 +434,7 @@ enum aq_status aq_worker_rounds_stand_in(struct aq_worker *w)
         if (is_member(w, v)) continue;
         checkpoint.rank = v * w->P + w->position;
         checkpoint.stands_in = true;
+        checkpoint.caches = w->replicas.rounds.caches[v];
         AQ_TRY(aq_checkpoint_write(&checkpoint, w->step));
         AQ_TRY(aq_worker_serve(w));
     }

@@ -62,6 +62,7 @@ struct aq_worker_members {
     uint64_t without;  /* step of the round that ended without some replica; 0: none has           */
     uint64_t mark;     /* step after which the launcher asks for a checkpoint; 0: none             */
     uint64_t grouped;  /* replicas that the group has                                              */
+    uint64_t *caches;  /* [W]: the marks at which those missing from round `without` open their caches; 0: none */
     bool returns;      /* this replica was lost, and has not met the others yet: it has no group   */
     struct aq_listener *listener;             /* then: where they connect */
     char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */

@@ -1,12 +1,13 @@
 """reduce.patience with more than one thing at once: a loss while a checkpoint is written; an average again under a clip, over QUIC, or where links heal."""
 import contextlib
 import json
+import shutil
 import time
 
 import jobs
 from jobs import check, launch, manifest, metrics, no_workers, weights
 from kit import ROOT, complete, end, marked, start
-from rounds import FOUR, can_return, entered, repeated, rounds, shares, whole_run
+from rounds import FOUR, ROUNDS, UNSAID, can_return, entered, lose, repeated, rounds, shares, whole_run
 
 LONG = {**FOUR, "train.epochs": 12}  # 36 steps
 DELTA = {**LONG, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4}
@@ -172,3 +173,70 @@ def scenario_rounds_more():
     check("healed after" in log, f"no link of the one that returned was cut\n{log[-3000:]}")
     check("of 4 average, attempt 2" in log, f"the average was not made again\n{log[-3000:]}")
     no_workers("rounds_more")
+
+
+def first_visits(name, replica):
+    """Of the steps after step 16: messages that were sent whole at the cut of this replica."""
+    return sum(line["keyframes"][2 * replica] or 0 for line in metrics(name)[16:])
+
+
+def scenario_rounds_caches():
+    """A replica that returns has the message caches of the newest checkpoint before its loss: it need not send all again."""
+    long = {**ROUNDS, "train.epochs": 9}  # 27 steps
+    delta = {**long, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4}
+    for name, keys in (("delta", delta), ("default", {**long, **UNSAID}), ("memory", {**delta, "cache.kind": "memory"})):
+        lose(name, keys, 3, 14, back=16)
+        check(entered(name) == [(16, [1])], f"{name}: {entered(name)}")
+        check([line["caches"] for line in metrics(name, "round") if line["without"]] == [{"1": 8}], f"{name}: {metrics(name, 'round')}")
+        check(first_visits(name, 0) == 0 and (first_visits(name, 1) > 0) == (name == "memory"), f"{name}: {first_visits(name, 1)} first visits after the return")
+        whole_run(name, len(metrics(name)), 2, 2)
+        log = ROOT / f"{name}-log.jsonl"
+        shutil.copyfile(ROOT / name / "metrics.jsonl", log)
+        launch(manifest(f"{name}-again", **keys), "--rounds", log)
+        check(weights(f"{name}-again") == weights(name), f"{name}-again: other weights")
+        if name == "memory":
+            continue
+        # Nobody returns: all start again from the round's checkpoint, and later from one after it.
+        path = manifest(f"{name}-all", **keys)
+        launch(path, "--rounds", log, "--restarts", "0", want=1)
+        check(complete(f"{name}-all") == 16, f"{name}-all: the checkpoint of {complete(f'{name}-all')}")
+        hold = jobs.Hold(19)
+        process = start(path, "--resume", environment=hold.environment(), lines=False)
+        hold.reached(process)
+        end(process.pid)
+        process.communicate(timeout=jobs.PATIENCE)
+        hold.release()
+        no_workers(f"{name}-all")
+        launch(path, "--resume")
+        check(weights(f"{name}-all") == weights(name), f"{name}-all: other weights")
+    # It is lost again in its first round, before another checkpoint.
+    path = manifest("twice", **delta)
+    first = jobs.Hold(14, "backward", 3)
+    again, *others = [jobs.Hold(step, "forward", rank, first.folder) for step, rank in ((18, 3), (16, 0), (20, 0))]
+    process = start(path, environment=first.environment(), lines=False)
+    for times, (hold, other) in enumerate(zip((first, again), others), 1):
+        end(hold.reached(process))
+        hold.release()
+        other.reached(process)
+        can_return("twice", process, 2, 3, times=times)
+        other.release()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 0, f"twice: exit code {process.returncode}\n{errors[-2000:]}")
+    check([line.get("caches") for line in metrics("twice", "round")] == [{"1": 8}, {"1": 16}, None], f"twice: {metrics('twice', 'round')}")
+    check(first_visits("twice", 1) == 0, f"twice: {first_visits('twice', 1)} first visits after the returns")
+    whole_run("twice", len(metrics("twice")), 2, 2)
+
+    def removed(*ranks):
+        def act(hold, _):
+            end(int((hold.folder / "3.14.backward.held").read_text()))
+            for rank in ranks:
+                shutil.rmtree(ROOT / "removed" / "cache" / f"stage-{rank}")
+        return act
+    # The cache of one end is gone: what it lacks comes from the other one. Those of both: all is sent again.
+    lose("removed", delta, 3, 14, act=removed(3), back=16)
+    check(weights("removed") == weights("delta") and first_visits("removed", 1) == 0, f"removed: {first_visits('removed', 1)} first visits")
+    shutil.rmtree(ROOT / "removed")
+    _, errors = lose("removed", delta, 3, 14, act=removed(2, 3), back=16)
+    check(first_visits("removed", 1) > 0 and entered("removed") == [(16, [1])], f"removed: {first_visits('removed', 1)} first visits\n{errors[-2000:]}")
+    whole_run("removed", len(metrics("removed")), 2, 2)
+    no_workers("rounds_caches")

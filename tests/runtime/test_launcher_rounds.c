@@ -233,6 +233,7 @@ static void test_after_the_last_step_of_a_stopped_run_nobody_is_left_out(void **
         if (early) assert_int_equal(setup(state), 0);
         launch.returns = 1;
         begin_rounds(NEVER_NS);
+        launch.bounds.steps = 64;
         train_rounds(0, 8);
         all_mark(0, 8);
         *(early ? &result.early_step : &launcher.last_step) = 8;
@@ -434,6 +435,106 @@ static void test_a_step_ends_without_a_replica_and_waits_for_one_that_enters(voi
 }
 
 /* Whatever part of a checkpoint is there when its replica is lost: it is broken off, also in a later round. */
+static void step_and_eval(uint32_t rank, uint64_t step)
+{
+    say_step(rank, step, "step");
+    if (step % 3 == 0 && rank % P == P - 1) say_step(rank, step, "eval");
+}
+
+/*
+ * The first replica has been lost and is back after the round that ends with `from`; it sends a sample that its caches
+ * lack in the next step, the others train their round, and `seconds` pass.
+ */
+static void come_back_late(uint64_t from, uint32_t seconds, uint64_t *now_ns)
+{
+    for (uint32_t r = 0; r < P; r++)
+        if (launcher.stages[r].state != STAGE_EXITED) say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    start_first();
+    for (uint32_t r = P; r < RANKS; r++) /* the step whose round's end they have come to */
+        if (launcher.stages[r].round > launcher.stages[r].step) step_and_eval(r, launcher.stages[r].round);
+    train_rounds(1, from);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, from, "mark");
+    for (uint32_t r = 0; r < P; r++)
+        say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_TRAINS);
+    char line[100];
+    snprintf(line, sizeof line, "{\"event\":\"step\",\"step\":%llu,\"loss\":1.5,\"targets\":5,\"keyframes\":1}",
+             (unsigned long long)from + 1);
+    say(0, line);
+    for (uint64_t step = from + 1; step < from + 4; step++)
+        for (uint32_t r = P; r < RANKS; r++)
+            if (step > launcher.stages[r].step) step_and_eval(r, step);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, from + 4, "round");
+    for (uint32_t i = 0; i < seconds; i++)
+        pass_a_second(now_ns);
+}
+
+/* Else one whose caches are empty would be late in each round, lost, and empty again. */
+static void test_a_replica_whose_caches_are_filled_again_may_be_late_for_longer(void **state)
+{
+    (void)state;
+    uint64_t now_ns = 0;
+    launch.returns = 9;
+    begin_rounds(1500ull * 1000 * 1000);
+    launch.bounds.steps = 64;
+    lose_first(5);
+    come_back_late(8, 1, &now_ns);
+    assert_false(launcher_is_lost(&launcher, 0));
+    pass_a_second(&now_ns);
+    assert_true(launcher_is_lost(&launcher, 0));
+    average(1);
+    come_back_late(16, 2, &now_ns); /* 3 s */
+    assert_false(launcher_is_lost(&launcher, 0));
+    pass_a_second(&now_ns);
+    pass_a_second(&now_ns);
+    assert_true(launcher_is_lost(&launcher, 0));
+    average(1);
+    come_back_late(24, 4, &now_ns); /* 6 s */
+    assert_false(launcher_is_lost(&launcher, 0));
+    for (uint32_t r = 0; r < P; r++) {
+        for (uint64_t step = launcher.stages[r].step + 1; step < 28; step++)
+            step_and_eval(r, step);
+        say_step(r, 28, "round");
+    }
+    average(0);
+    assert_int_equal(launcher.rounds.decided, 28);
+    assert_int_equal(launcher.rounds.replicas[0].late, 2);
+    for (uint32_t r = P; r < RANKS; r++) { /* all that it sends is in its caches again */
+        for (uint64_t step = 28; step < 32; step++)
+            step_and_eval(r, step);
+        say_step(r, 32, "round");
+    }
+    pass_a_second(&now_ns);
+    pass_a_second(&now_ns);
+    assert_true(launcher_is_lost(&launcher, 0));
+    assert_int_equal(launcher.rounds.replicas[0].late, 0);
+    assert_string_equal(result.cause, "");
+}
+
+/* What is told to the first member, and noted: the newest mark that all caches of the lost replica have. */
+static void test_a_lost_replicas_caches_are_opened_at_the_newest_mark_of_all(void **state)
+{
+    for (uint32_t all = 0; all < 2; all++) {
+        if (all) assert_int_equal(setup(state), 0);
+        launch.returns = 1;
+        begin_rounds(NEVER_NS);
+        launch.bounds.steps = 64;
+        train_rounds(0, 8);
+        for (uint32_t r = 0; r < RANKS; r++)
+            if (all || r != 1) say_step(r, 8, "mark"); /* else it is lost before its part is on disk */
+        lose_first(9);
+        assert_string_equal(result.cause, "");
+        train_rounds(1, 12);
+        assert_string_equal(result.cause, "");
+        assert_metrics_have(all ? "\"without\":[0],\"entering\":[],\"caches\":{\"0\":8}"
+                                : "\"without\":[0],\"entering\":[],\"time\"");
+        assert_string_equal(result.cause, "");
+        if (!all) assert_int_equal(teardown(state), 0);
+    }
+}
+
 static void test_a_loss_breaks_off_a_checkpoint_that_is_not_complete(void **state)
 {
     for (uint32_t told = 0; told < 2 * RANKS; told++) {
@@ -746,6 +847,8 @@ int main(void)
         TEST(test_a_round_is_averaged_again_without_who_is_lost_meanwhile),
         TEST(test_a_replica_that_the_others_miss_is_lost),
         TEST(test_a_link_that_has_ended_ends_the_attempt_for_all),
+        TEST(test_a_replica_whose_caches_are_filled_again_may_be_late_for_longer),
+        TEST(test_a_lost_replicas_caches_are_opened_at_the_newest_mark_of_all),
         TEST(test_averages_out_of_place_are_refused),
         TEST(test_replicas_with_other_weights_end_the_run),
         TEST(test_after_the_last_step_of_a_stopped_run_nobody_is_left_out),
