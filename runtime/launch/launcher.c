@@ -235,7 +235,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     aq_control_descriptors(ranks + OWN_DESCRIPTORS);
     launcher->mark_bytes = launch->resume_bytes;
     for (uint32_t r = 0; r < ranks; r++)
-        launcher->stages[r].step = launcher->stages[r].cached = launch->resume;
+        launcher->stages[r].step = launch->resume;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
     watch_open(launcher);

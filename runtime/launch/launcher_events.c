@@ -365,6 +365,7 @@ static void look_at_mark(struct launcher *launcher, uint64_t step)
     for (uint32_t r = 0; r < launcher->ranks; r++)
         if (launcher->stages[r].mark != step && !launcher_was_lost(launcher, r, step)) return;
     if (!are_alike(launcher, step)) return;
+    launcher_return_marked(launcher, step, !launcher_is_dropped(launcher, step));
     if (launcher_is_dropped(launcher, step))
         break_off(launcher, step);
     else
@@ -390,7 +391,7 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_me
                       rank, (unsigned long long)step);
         return;
     }
-    launcher->stages[rank].mark = launcher->stages[rank].cached = step;
+    launcher->stages[rank].mark = step;
     launcher->stages[rank].weights = AQ_MESSAGE_HAS(message, mark, weights) ? message->mark.weights : 0;
     look_at_mark(launcher, step);
 }

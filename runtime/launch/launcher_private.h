@@ -47,7 +47,6 @@ struct stage {
     uint32_t host;
     enum stage_state state;
     uint64_t mark;                           /* newest step that this rank has a checkpoint of */
-    uint64_t cached;                         /* newest step that its message cache has a mark of */
     char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": none, because there are no copies */
     enum aq_phase phase;                     /* before the first step: its last reported phase    */
     uint64_t step;                           /* newest that this rank has reported             */
@@ -84,7 +83,7 @@ struct launcher_replica {
     bool lost;            /* the next round ends without it */
     bool member;          /* it was named in the newest round, or none was named yet */
     uint64_t from;        /* its lines count after this step */
-    uint64_t caches;      /* while it is lost: newest step that all its caches have a mark of; 0: none */
+    uint64_t caches;      /* the mark at which its caches are opened if it is lost and returns; 0: they start empty */
     uint32_t tries;       /* starts since it was a member */
     uint64_t deadline_ns; /* of REPLICA_ENDS, AWAY, STARTS and ENTERS, by the watch's clock */
     uint64_t go_ns;       /* 1 + when, by the same clock, it was told to train again; 0: never */
@@ -106,6 +105,7 @@ struct launcher_rounds {
     uint64_t decided;   /* last step of the newest round that is over: all its members have the mean */
     uint64_t averaging; /* last step of the round whose members were named, and have not all the mean; 0: none */
     uint64_t named;     /* these members; a bit for each replica */
+    uint64_t entered, entered_at; /* replicas that were to return with the newest round's end, and that step */
     uint32_t attempt;   /* of this round, from 1 */
     uint64_t torn_ns;   /* 1 + when, by the watch's clock, all had ended this attempt, some without the mean, and
                            nobody was lost; 0: it is not so */
@@ -298,7 +298,9 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * broken off, so they wait for a later one. turn: has one taken too long? is_late: has a replica that is missed at a
  * round's end, where the first came at first_ns, taken more than its patience since then, and since it was told to
  * train again? patience: the run's, or longer while its caches are filled again. cold: it has sent a sample that they
- * lack. came: all that live are at a round's end; in_time: within the run's patience.
+ * lack. came: all that live are at a round's end; in_time: within the run's patience. marked: all that live have the
+ * checkpoint of this step; complete: it is the run's, and not broken off. open: the launch begins. over: a round is;
+ * these replicas enter after it.
  */
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
@@ -310,6 +312,9 @@ bool launcher_return_is_late(const struct launcher *launcher, uint32_t replica, 
 uint64_t launcher_return_patience(const struct launcher *launcher, uint32_t replica);
 void launcher_return_cold(struct launcher *launcher, uint32_t rank);
 void launcher_return_came(struct launcher *launcher, bool in_time);
+void launcher_return_marked(struct launcher *launcher, uint64_t step, bool complete);
+void launcher_return_open(struct launcher *launcher);
+void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t entering);
 void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step);
 void launcher_return_told(struct launcher *launcher, uint64_t step);
 void launcher_return_stay(struct launcher *launcher, uint64_t step);

@@ -18,8 +18,8 @@
  * next round without it is the last one of these processes, as before there was a way to return.
  *
  * So nobody waits for its start, and what it enters with is a file that a restart of all would read: the same bits. Its
- * message caches have no mark of that step. They are opened at the newest one that all of them had when it was lost
- * (launcher_rounds.c tells it to the first member, whose files say it), and get a mark of that step before it trains.
+ * message caches have no mark of that step. They are opened at that of the newest checkpoint before its loss (which
+ * launcher_rounds.c tells the first member, whose files say it), and get a mark of that step before it trains.
  *
  * Caches that are gone, or were in memory, start empty. Then it sends each sample whole at the first visit, which over
  * a slow line may make it late in each round, be lost, and start with empty caches again. So each time that it was late
@@ -120,6 +120,43 @@ void launcher_return_cold(struct launcher *launcher, uint32_t rank)
     if (of->from > launcher->launch->resume) of->cold = true;
 }
 
+/* Is there a checkpoint after that step in each run of the job? */
+static bool is_regular(const struct launcher *launcher, uint64_t step)
+{
+    const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
+    return step > 0 && launcher_is_due(bounds->mark_every, step, bounds->steps);
+}
+
+/*
+ * Not sure is a mark that only this run has, and not one that repeats it by its log: of a checkpoint for a return that
+ * did not come about. It may have replaced the mark before it, so then no mark is sure.
+ */
+void launcher_return_marked(struct launcher *launcher, uint64_t step, bool complete)
+{
+    const bool sure = complete || is_regular(launcher, step);
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
+        struct launcher_replica *of = &launcher->rounds.replicas[w];
+        if (of->state == REPLICA_TRAINS && !of->lost && step > of->from) of->caches = sure ? step : 0;
+    }
+}
+
+void launcher_return_open(struct launcher *launcher)
+{
+    const uint64_t step = launcher->launch->resume;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        launcher->rounds.replicas[w].caches = is_regular(launcher, step) ? step : 0;
+}
+
+void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t entering)
+{
+    struct launcher_rounds *rounds = &launcher->rounds;
+    const bool none = rounds->entered && !(rounds->entered & rounds->named);
+    for (uint32_t w = 0; w < launcher->launch->replicas && none && !is_regular(launcher, rounds->entered_at); w++)
+        if (rounds->replicas[w].caches == rounds->entered_at) rounds->replicas[w].caches = 0;
+    rounds->entered = entering;
+    rounds->entered_at = step;
+}
+
 void launcher_return_came(struct launcher *launcher, bool in_time)
 {
     for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
@@ -197,10 +234,10 @@ void launcher_return_ready(struct launcher *launcher, uint32_t rank)
     struct launcher_replica *of = &launcher->rounds.replicas[replica];
     if (of->state != REPLICA_ENTERS || !all_are(launcher, replica, STAGE_READY)) return;
     of->state = REPLICA_TRAINS;
+    of->caches = of->from;
     of->go_ns = launcher->watch.clock.now_ns + 1;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", "go", "rank", (json_int_t)r);
-        launcher->stages[r].cached = of->from;
         launcher_steps_add(launcher, r, message);
         stage_send(launcher, r, message);
     }

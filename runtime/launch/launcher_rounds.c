@@ -179,22 +179,11 @@ static void drop_mark(struct launcher *launcher, uint32_t replica)
     launcher_return_stay(launcher, step);
 }
 
-/* The newest step that all its caches have a mark of: they keep the two newest, and are one mark apart at most. */
-static uint64_t cached(const struct launcher *launcher, uint32_t replica)
-{
-    const uint32_t P = launcher->launch->stages;
-    uint64_t step = UINT64_MAX;
-    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
-        if (launcher->stages[r].cached < step) step = launcher->stages[r].cached;
-    return step;
-}
-
 static void lose(struct launcher *launcher, uint32_t replica)
 {
     const uint32_t P = launcher->launch->stages;
-    struct launcher_replica *of = &launcher->rounds.replicas[replica];
+    const struct launcher_replica *of = &launcher->rounds.replicas[replica];
     if (of->member && !of->lost) drop_mark(launcher, replica);
-    if (of->state != REPLICA_ENTERS) of->caches = cached(launcher, replica);
     launcher->rounds.replicas[replica].lost = true;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         aq_watch_stage_gone(&launcher->watch, r);
@@ -329,6 +318,7 @@ static void end_round(struct launcher *launcher)
     if (mark) rounds->without = step;
     for (uint32_t w = 0; w < all; w++)
         if (entering >> w & 1) launcher_return_enter(launcher, w, step);
+    launcher_return_over(launcher, step, entering);
     launcher_steps_next(launcher, step, rounds->named);
     if (count < all || returned || launcher->launch->resume > 0 || launcher->launch->bounds.by_speed)
         note(launcher, step, rounds->named, entering);
@@ -553,6 +543,7 @@ static enum aq_status take_line(const json_t *line, void *context)
 enum aq_status launcher_rounds_open(struct launcher *launcher)
 {
     launcher->rounds.decided = launcher->launch->resume;
+    launcher_return_open(launcher);
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
         launcher->rounds.replicas[w].member = true;
     AQ_TRY(launcher_steps_open(launcher));

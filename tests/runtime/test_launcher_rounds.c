@@ -630,6 +630,52 @@ static void test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint(void 
     assert_non_null(strstr(result.cause, "was killed by signal 9"));
 }
 
+/*
+ * A repeated run takes no checkpoint for a return that did not come about: broken off, or who was to enter is lost first.
+ * So nobody returns with its mark, nor with one that it may have replaced.
+ */
+static void test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none(void **state)
+{
+    for (uint32_t whole = 0; whole < 2; whole++) {
+        if (whole) assert_int_equal(setup(state), 0);
+        launch.returns = 3;
+        launch.stages = 2;
+        launch.replicas = 3;
+        begin_rounds(NEVER_NS);
+        launch.bounds.steps = 64;
+        launch.bounds.evaluates = false;
+        train_round(7, 4);
+        train_round(7, 8);
+        for (uint32_t r = 0; r < RANKS; r++)
+            say_step(r, 8, "mark");
+        for (uint32_t w = 0; w < 3; w++)
+            assert_int_equal(launcher.rounds.replicas[w].caches, 8);
+        for (uint32_t r = 4; r < RANKS; r++)
+            say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        for (uint32_t r = 4; r < RANKS; r++)
+            for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
+                char line[64];
+                snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
+                say(r, line);
+            }
+        train_round(3, 12);
+        assert_int_equal(launcher.rounds.without, 12);
+        for (uint32_t r = 0; r < 4; r++)
+            if (whole || r != 2) say_step(r, 12, "mark");
+        assert_int_equal(result.mark, whole ? 12 : 8);
+        say(whole ? 4 : 2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* it has not trained yet; or half a mark */
+        assert_int_equal(launcher.rounds.replicas[0].caches, whole ? 12 : 0);
+        assert_int_equal(launcher.rounds.replicas[1].caches, whole ? 12 : 8);
+        train_round(whole ? 3 : 1, 16);
+        assert_string_equal(result.cause, "");
+        assert_int_equal(launcher.rounds.decided, 16);
+        assert_int_equal(launcher.rounds.replicas[0].caches, 0);
+        assert_int_equal(launcher.rounds.replicas[1].caches, whole ? 0 : 8);
+        assert_int_equal(launcher.rounds.replicas[2].caches, 8);
+        if (!whole) assert_int_equal(teardown(state), 0);
+    }
+}
+
 /* Two replicas: the one that enters is lost again before the checkpoint is complete. The other one has the weights. */
 static void test_a_replica_that_enters_is_lost_again(void **state)
 {
@@ -849,6 +895,7 @@ int main(void)
         TEST(test_a_link_that_has_ended_ends_the_attempt_for_all),
         TEST(test_a_replica_whose_caches_are_filled_again_may_be_late_for_longer),
         TEST(test_a_lost_replicas_caches_are_opened_at_the_newest_mark_of_all),
+        TEST(test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none),
         TEST(test_averages_out_of_place_are_refused),
         TEST(test_replicas_with_other_weights_end_the_run),
         TEST(test_after_the_last_step_of_a_stopped_run_nobody_is_left_out),
