@@ -16,7 +16,8 @@
 
 struct aq_link; /* net/link.h */
 struct aq_listener;
-struct aq_worker; /* worker.h */
+struct aq_transfer_give; /* transfer.h */
+struct aq_worker;        /* worker.h */
 struct aq_worker_times;
 
 /* reduce.codec: auto (worker_choose.c). */
@@ -63,8 +64,11 @@ struct aq_worker_members {
     uint64_t mark;     /* step after which the launcher asks for a checkpoint; 0: none             */
     uint64_t grouped;  /* replicas that the group has                                              */
     bool returns;      /* this replica was lost, and has not met the others yet: it has no group   */
-    struct aq_listener *listener;             /* then: where they connect */
+    struct aq_listener *listener;             /* then: where they connect, and who gives it its file */
+    bool fetched;                             /* then: it had to fetch its file, and ...             */
+    uint32_t giver;                           /* ... this rank knows already where it listens        */
     char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */
+    struct aq_transfer_give **gives;          /* [W]: files on their way to them; NULL: none           */
 };
 
 /* reduce.steps: speed (worker_local.c). */
@@ -202,6 +206,17 @@ void aq_worker_speed_report(struct aq_worker *worker, json_t *line);
 enum aq_status aq_worker_rounds_enter(struct aq_worker *worker, uint64_t *step);
 enum aq_status aq_worker_rounds_address(struct aq_worker *worker, const json_t *message);
 void aq_worker_rounds_close(struct aq_worker *worker);
+
+/*
+ * worker_snapshot.c: files that the first member's ranks write for missing ones. stood_in: tell the launcher of that of
+ * this rank, of worker->step. fetch: by the launcher's `enter`: this rank's file of that step comes over a link of its
+ * own, if it is not here. give: the launcher's `give`. look: tell the launcher which file could not be sent.
+ */
+enum aq_status aq_worker_stood_in(struct aq_worker *worker, uint32_t rank);
+enum aq_status aq_worker_fetch(struct aq_worker *worker, const json_t *message, uint64_t step);
+enum aq_status aq_worker_give(struct aq_worker *worker, const json_t *message);
+enum aq_status aq_worker_gives_look(struct aq_worker *worker);
+void aq_worker_gives_close(struct aq_worker *worker);
 
 /* worker_group.c: a group over these links to `size` ranks, of which this one is `rank`. meanwhile: aq_group_config. */
 enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,

@@ -28,8 +28,12 @@ class Daemons:
         told.unlink(missing_ok=True)
         with jobs.faults(hold=self.holds):
             self.running[number] = subprocess.Popen([BIN / "aqpiped", "--listen", f"127.0.0.1:{self.ports[number]}", "--port-file", told, *self.arguments],
-                                                    stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                                    stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder(number))
         jobs.await_file(told)
+
+    def folder(self, number):
+        """In which the daemon works; None: as this process."""
+        return None
 
     def address(self, number):
         return f"tcp://127.0.0.1:{self.ports[number]}"
