@@ -89,6 +89,24 @@ static enum aq_status await(struct aq_transfer_give *give, uint64_t *silent_ns)
     return aq_fail(AQ_PROTO, AREA, "%s sent a frame where it only receives a file", aq_link_peer_name(give->link));
 }
 
+/*
+ * Until the receiver has ended the link in good order, which our own BYE then answers by itself. What it makes of the
+ * file it tells the launcher.
+ */
+static void leave(struct aq_transfer_give *give)
+{
+    const uint64_t end = aq_clock_after(LEAVE_S * 1000000000ull);
+    struct aq_link_event event;
+    while (stopped(give) == AQ_AGAIN && aq_clock_ns() < end) {
+        const uint32_t seen = aq_eventcount_read(give->eventcount);
+        const enum aq_status status = aq_link_poll(give->link, &event);
+        if (status == AQ_AGAIN)
+            (void)aq_eventcount_wait(give->eventcount, seen, end);
+        else if (status != AQ_OK || event.kind != AQ_LINK_SENT)
+            return;
+    }
+}
+
 static enum aq_status send_all(struct aq_transfer_give *give)
 {
     const struct aq_transfer_give_config *config = &give->config;
@@ -108,7 +126,7 @@ static enum aq_status send_all(struct aq_transfer_give *give)
         AQ_TRY(await(give, &silent_ns));
     }
     aq_log(AREA, 1, "%s has gone to %s: %" PRIu64 " bytes", name, aq_link_peer_name(give->link), give->sent);
-    (void)aq_link_finish(give->link, aq_clock_after(LEAVE_S * 1000000000ull)); /* the receiver tells the launcher */
+    leave(give);
     return AQ_OK;
 }
 
@@ -118,7 +136,8 @@ static void run(void *context)
     struct aq_error_hold hold; /* a file that does not leave is no failure of this process */
     aq_error_hold(&hold);
     const enum aq_status status = send_all(give);
-    if (status != AQ_OK && give->link) (void)aq_link_abort(give->link, status, hold.text, aq_clock_after(1000000000ull));
+    const bool tells = status != AQ_OK && give->link && !atomic_load_explicit(&give->stop, memory_order_acquire);
+    if (tells) (void)aq_link_abort(give->link, status, hold.text, aq_clock_after(1000000000ull));
     (void)aq_printable_text(hold.text, give->text, sizeof give->text);
     aq_error_release(&hold);
     aq_link_close(give->link);

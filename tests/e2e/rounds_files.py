@@ -45,14 +45,15 @@ def ended(name, process, said, want=0):
     return said.read_text()
 
 
-def lose(name, keys, hosts, rank=2, act=None, back=8, log=()):
-    """Launch, and kill the worker of `rank` in the middle of step 6. Nobody trains step `back` before its replica can return. act(process, said): what
-    happens then."""
+def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, want=0):
+    """Launch, and kill the worker of `rank` in the middle of step 6. Nobody trains step `back` before its replica can return. also(): another hold, and
+    act(process, it): what happens then."""
     for held in hosts.holds.iterdir():  # of the launch before
         held.unlink()
+    other = also() if also else None
     hold = jobs.Hold(6, "backward", rank, hosts.holds)
     living = jobs.Hold(back, "forward", 4 if rank < 4 else 0, hosts.holds)
-    process, said = begin(name, keys, *log)
+    process, said = begin(name, keys)
     try:
         end(hold.reached(process))
         hold.release()
@@ -60,8 +61,8 @@ def lose(name, keys, hosts, rank=2, act=None, back=8, log=()):
         can_return(name, process, rank // 2 * 2, rank // 2 * 2 + 1)
         living.release()
         if act:
-            act(process, said)
-        return ended(name, process, said)
+            act(process, other)
+        return ended(name, process, said, want)
     finally:
         process.kill()
         process.wait()
@@ -106,33 +107,85 @@ def scenario_rounds_files():
         whole("apart", said, 8)
         check(weights("apart") == weights("shared") != weights("calm"), "apart: other weights than with a shared folder")
         repeated("apart", keys, hosts)
-        # The launcher is killed when the others have trained on: all resume from the checkpoint that the replica got.
-        keys = {**keys_of(hosts, "killed"), "checkpoint.every": 0}
-        for held in hosts.holds.iterdir():
-            held.unlink()
-        late = jobs.Hold(11, "begin", 0, hosts.holds)
+        # The launcher is killed when the replica has its files, and trains: all resume from that checkpoint, each from its own disk.
+        keys = keys_of(hosts, "killed")
 
-        def kill(process, _):
-            late.reached(process)
+        def kill(process, hold):
+            hold.reached(process)
             end(process.pid)
             process.wait()
-            late.release()
-        # (a hold of step 11 outlives the cleaning of lose)
-        hold, living = jobs.Hold(6, "backward", 2, hosts.holds), jobs.Hold(8, "forward", 4, hosts.holds)
-        process, said = begin("killed", keys)
-        try:
-            end(hold.reached(process))
             hold.release()
-            living.reached(process)
-            can_return("killed", process, 2, 3)
-            living.release()
-            kill(process, said)
-        finally:
-            process.kill()
-            process.wait()
+        lose("killed", keys, hosts, act=kill, also=lambda: jobs.Hold(10, "begin", 2, hosts.holds), want=-9)
         process, said = begin("killed", keys, "--resume")
         ended("killed", process, said)
         check(weights("killed") == weights("apart"), f"killed: other weights after all resumed\n{said.read_text()[-2000:]}")
     finally:
         hosts.close()
     no_workers("rounds_files")
+
+
+def scenario_rounds_files_faults():
+    """The receiver is killed, the sender is killed, a file is damaged on its way, nobody can connect: the others train on, and the replica returns later."""
+    hosts = Hosts(3)
+    try:
+        launch(manifest("calm", **{**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2))}))
+
+        def receiver(process, hold):
+            end(hold.reached(process))
+            hold.release()
+        said = lose("receiver", keys_of(hosts, "receiver"), hosts, act=receiver, also=lambda: jobs.Hold(8, "takes", 2, hosts.holds))
+        check([step for step, entering in entered("receiver") if 1 in entering][0] == 8 and len(entered("receiver")) == 2, f"receiver: {entered('receiver')}\n{said[-2000:]}")
+        whole("receiver", said, *[step for step, _, _ in rounds("receiver")], sent=said.count("gets its checkpoint of step"))
+        check(said.count("replica 1 is back") == 1, f"receiver: {said[-3000:]}")
+        repeated("receiver", keys_of(hosts, "receiver"), hosts)
+
+        def sender(process, hold):
+            end(hold.reached(process))
+            hold.release()
+        said = lose("sender", keys_of(hosts, "sender"), hosts, act=sender, also=lambda: jobs.Hold(8, "gives", 2, hosts.holds))
+        check("replica 1 stage 0 does not get its checkpoint from replica 0 stage 0: it is lost" in said, f"sender: {said[-3000:]}")
+        check([line[1] for line in rounds("sender")][1] == [2], f"sender: {rounds('sender')}\n{said[-2000:]}")
+        for replica in (0, 1):
+            check(said.count(f"replica {replica} is back") == 1, f"sender: replica {replica} is not back\n{said[-3000:]}")
+        check(not metrics("sender", "restart"), f"sender: {metrics('sender', 'restart')}")
+        repeated("sender", keys_of(hosts, "sender"), hosts)
+
+        said = lose("damaged", keys_of(hosts, "damaged"), hosts, also=lambda: (hosts.holds / "2.8.damage").touch())
+        check("stage-2.safetensors came from" in said and "it is damaged there" in said, f"damaged: {said[-3000:]}")
+        check(said.count("replica 1 is back") == 1 and not metrics("damaged", "restart"), f"damaged: {said[-3000:]}")
+        check(not file_of("damaged", 1, 8, 2).exists() and not list(disk(1).glob("damaged/*/*.partial")), "damaged: something of that file is left")
+        repeated("damaged", keys_of(hosts, "damaged"), hosts)
+    finally:
+        hosts.close()
+    no_workers("rounds_files_faults")
+
+
+def scenario_rounds_files_kinds():
+    """Under TLS, over QUIC, with each step a round, with lossy codecs, for a rank that has an older file of that step."""
+    done = aqpipe("keys", "init", ROOT / "keys", "--job", "e2e", "--stages", 6, "--hosts", "127.0.0.1")
+    check(done.returncode == 0, done.stderr)
+    hosts, secured = Hosts(3), Hosts(3, "--keys", ROOT / "keys")
+    try:
+        launch(manifest("calm", **{**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2))}))
+        keys = keys_of(hosts, "plain")
+        said = lose("plain", keys, hosts)
+        whole("plain", said, 8)
+        under = {"pipeline.stages": secured.placed((0, 0), (1, 1), (2, 2)), "security.tls": "on", "security.keys": ROOT / "keys"}
+        for name, changes in (("secured", {}), ("quic", {"link.protocol": "quic"})):
+            said = lose(name, {**keys_of(secured, name), **under, **changes}, secured)
+            whole(name, said, 8)
+            check(weights(name) == weights("plain"), f"{name}: other weights than in the clear")
+        for name, changes in (("steps", {"reduce.every": 1}), ("sign", CODED["sign"]), ("topk", CODED["topk"])):
+            keys = keys_of(hosts, name, **changes)
+            said = lose(name, keys, hosts)
+            whole(name, said, *[step for step, _, _ in rounds(name)])
+            repeated(name, keys, hosts)
+
+        def stale(*_):
+            file_of("stale", 1, 8, 2).parent.mkdir(parents=True)
+            shutil.copyfile(file_of("plain", 1, 16, 2), file_of("stale", 1, 8, 2))
+        (disk(1) / "stale").mkdir()
+    finally:
+        hosts.close()
+        secured.close()
+    no_workers("rounds_files_kinds")
