@@ -1,8 +1,6 @@
 """reduce.patience over hosts that share no folder: a replica that returns gets its files of the checkpoint from the ranks that wrote them."""
-import json
 import os
 import shutil
-import signal
 import subprocess
 
 import jobs
@@ -45,9 +43,9 @@ def ended(name, process, said, want=0):
     return said.read_text()
 
 
-def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, want=0):
-    """Launch, and kill the worker of `rank` in the middle of step 6. Nobody trains step `back` before its replica can return. also(): another hold, and
-    act(process, it): what happens then."""
+def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, ready=None, want=0):
+    """Launch, and kill the worker of `rank` in the middle of step 6. Nobody trains step `back` before its replica can return, and
+    ready() has been called. also(): another hold, and act(process, it): what happens then."""
     for held in hosts.holds.iterdir():  # of the launch before
         held.unlink()
     other = also() if also else None
@@ -59,6 +57,8 @@ def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, want=0):
         hold.release()
         living.reached(process)
         can_return(name, process, rank // 2 * 2, rank // 2 * 2 + 1)
+        if ready:
+            ready()
         living.release()
         if act:
             act(process, other)
@@ -181,10 +181,13 @@ def scenario_rounds_files_kinds():
             whole(name, said, *[step for step, _, _ in rounds(name)])
             repeated(name, keys, hosts)
 
-        def stale(*_):
-            file_of("stale", 1, 8, 2).parent.mkdir(parents=True)
+        # A file of that step is there, of the same length: it is another one, and is replaced.
+        def stale():
+            file_of("stale", 1, 8, 2).parent.mkdir()
             shutil.copyfile(file_of("plain", 1, 16, 2), file_of("stale", 1, 8, 2))
-        (disk(1) / "stale").mkdir()
+        said = lose("stale", keys_of(hosts, "stale"), hosts, ready=stale)
+        whole("stale", said, 8)
+        check(weights("stale") == weights("plain"), "stale: other weights")
     finally:
         hosts.close()
         secured.close()
