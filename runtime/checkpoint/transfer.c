@@ -135,8 +135,8 @@ static enum aq_status piece_take(struct receiver *r, const struct aq_frame *fram
     if (frame->kind != AQ_FRAME_MIRROR || frame->flags != TRANSFER_PIECE || frame->step != file->step ||
         frame->argument != r->have || frame->body_bytes == 0 || frame->body_bytes > file->bytes - r->have)
         return aq_fail(AQ_PROTO, AREA,
-                       "%s sent frame %u, flags %u, step %" PRIu64 ", offset %" PRIu64
-                       ", %u bytes, where %" PRIu64 " of %" PRIu64 " bytes of the file of step %" PRIu64 " are here",
+                       "%s sent frame %u, flags %u, step %" PRIu64 ", offset %" PRIu64 ", %u bytes, where %" PRIu64
+                       " of %" PRIu64 " bytes of the file of step %" PRIu64 " are here",
                        aq_link_peer_name(r->link), frame->kind, frame->flags, frame->step, frame->argument,
                        frame->body_bytes, r->have, file->bytes, file->step);
     aq_hash_add(r->hash, frame->body, frame->body_bytes);

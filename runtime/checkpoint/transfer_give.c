@@ -28,8 +28,8 @@ struct aq_transfer_give {
     uint64_t sent; /* bytes given to the link */
     int fd;
     char text[AQ_ERROR_BYTES]; /* written before `done` */
-    atomic_bool stop;      /* release in close, acquire in the thread */
-    atomic_int done;       /* enum aq_status; release in the thread, acquire in done */
+    atomic_bool stop;          /* release in close, acquire in the thread */
+    atomic_int done;           /* enum aq_status; release in the thread, acquire in done */
     struct aq_thread *thread;
 };
 
@@ -119,8 +119,8 @@ static enum aq_status send_all(struct aq_transfer_give *give)
     AQ_TRY(status);
     const struct aq_net_config net = {.eventcount = give->eventcount, .links_max = 1, .tls = config->tls};
     AQ_TRY(aq_net_open(&net, &give->net));
-    AQ_TRY(aq_link_connect(give->net, give->address, &config->link, aq_clock_after(config->connect_ns_max),
-                           &give->link));
+    AQ_TRY(
+        aq_link_connect(give->net, give->address, &config->link, aq_clock_after(config->connect_ns_max), &give->link));
     while (give->sent < config->file.bytes || give->lent) {
         AQ_TRY(send_pieces(give));
         AQ_TRY(await(give, &silent_ns));

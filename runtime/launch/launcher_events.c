@@ -515,12 +515,22 @@ static void on_phase(struct launcher *launcher, uint32_t rank, const struct aq_m
 }
 
 static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
-    [AQ_MESSAGE_listening] = on_listening, [AQ_MESSAGE_phase] = on_phase,   [AQ_MESSAGE_ready] = on_ready,
-    [AQ_MESSAGE_step] = on_step,           [AQ_MESSAGE_eval] = on_eval,     [AQ_MESSAGE_mark] = on_mark,
-    [AQ_MESSAGE_stopping] = on_stopping,   [AQ_MESSAGE_trace] = on_trace,   [AQ_MESSAGE_token] = on_token,
-    [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed, [AQ_MESSAGE_round_end] = on_round,
-    [AQ_MESSAGE_averaged] = on_averaged,   [AQ_MESSAGE_stood_in] = launcher_return_stood_in,
-    [AQ_MESSAGE_fetch] = launcher_return_fetch, [AQ_MESSAGE_ungiven] = launcher_return_ungiven,
+    [AQ_MESSAGE_listening] = on_listening,
+    [AQ_MESSAGE_phase] = on_phase,
+    [AQ_MESSAGE_ready] = on_ready,
+    [AQ_MESSAGE_step] = on_step,
+    [AQ_MESSAGE_eval] = on_eval,
+    [AQ_MESSAGE_mark] = on_mark,
+    [AQ_MESSAGE_stopping] = on_stopping,
+    [AQ_MESSAGE_trace] = on_trace,
+    [AQ_MESSAGE_token] = on_token,
+    [AQ_MESSAGE_done] = on_done,
+    [AQ_MESSAGE_failed] = on_failed,
+    [AQ_MESSAGE_round_end] = on_round,
+    [AQ_MESSAGE_averaged] = on_averaged,
+    [AQ_MESSAGE_stood_in] = launcher_return_stood_in,
+    [AQ_MESSAGE_fetch] = launcher_return_fetch,
+    [AQ_MESSAGE_ungiven] = launcher_return_ungiven,
 };
 
 static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)

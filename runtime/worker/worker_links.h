@@ -29,7 +29,7 @@ struct aq_worker_links {
     struct aq_net *net;
     char told[AQ_LINK_TOLD_BYTES]; /* where this rank listens, as its `listening` has it */
     uint64_t silence_ns;           /* longest wait for a neighbour */
-    uint64_t outages_ns; /* all links, one after the other: how long outages may last */
+    uint64_t outages_ns;           /* all links, one after the other: how long outages may last */
     struct aq_worker_packing packing;
     struct aq_link_bytes ended_gradient; /* what links to replicas that were lost have done: sums never fall */
     uint64_t ended_packing_ns, ended_wire_bytes;

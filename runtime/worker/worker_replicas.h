@@ -49,24 +49,24 @@ enum { AQ_ADDRESS_TEXT_BYTES = 256 };
 
 /* reduce.patience: who averages at a round's end (worker_local.c). */
 struct aq_worker_members {
-    uint64_t step;     /* of the newest round whose members the launcher has named                 */
-    uint32_t attempt;  /* to average it, from 1                                                    */
-    uint32_t ended;    /* the newest attempt that this rank has ended, and has reported            */
-    bool broken;       /* the launcher has ended this attempt: a member is lost                    */
-    uint64_t lost;     /* then: those that are; a bit for each replica                             */
-    uint64_t over;     /* step of the newest round of which all have the mean                      */
-    uint64_t look_ns;  /* when the control channel is looked at again during a collective          */
-    uint64_t digest;   /* of the weights that the next checkpoint gets: all replicas' are the same */
-    uint64_t marked;   /* of those in the checkpoint under way                                     */
-    uint64_t members;  /* of it: a bit for each replica                                            */
-    uint64_t returned; /* of them those that were no members of the round before                   */
-    uint64_t without;  /* step of the round that ended without some replica; 0: none has           */
-    uint64_t mark;     /* step after which the launcher asks for a checkpoint; 0: none             */
-    uint64_t grouped;  /* replicas that the group has                                              */
-    bool returns;      /* this replica was lost, and has not met the others yet: it has no group   */
-    struct aq_listener *listener;             /* then: where they connect, and who gives it its file */
-    bool fetched;                             /* then: it had to fetch its file, and ...             */
-    uint32_t giver;                           /* ... this rank knows already where it listens        */
+    uint64_t step;                /* of the newest round whose members the launcher has named                 */
+    uint32_t attempt;             /* to average it, from 1                                                    */
+    uint32_t ended;               /* the newest attempt that this rank has ended, and has reported            */
+    bool broken;                  /* the launcher has ended this attempt: a member is lost                    */
+    uint64_t lost;                /* then: those that are; a bit for each replica                             */
+    uint64_t over;                /* step of the newest round of which all have the mean                      */
+    uint64_t look_ns;             /* when the control channel is looked at again during a collective          */
+    uint64_t digest;              /* of the weights that the next checkpoint gets: all replicas' are the same */
+    uint64_t marked;              /* of those in the checkpoint under way                                     */
+    uint64_t members;             /* of it: a bit for each replica                                            */
+    uint64_t returned;            /* of them those that were no members of the round before                   */
+    uint64_t without;             /* step of the round that ended without some replica; 0: none has           */
+    uint64_t mark;                /* step after which the launcher asks for a checkpoint; 0: none             */
+    uint64_t grouped;             /* replicas that the group has                                              */
+    bool returns;                 /* this replica was lost, and has not met the others yet: it has no group   */
+    struct aq_listener *listener; /* then: where they connect, and who gives it its file */
+    bool fetched;                 /* then: it had to fetch its file, and ...             */
+    uint32_t giver;               /* ... this rank knows already where it listens        */
     char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */
     struct aq_transfer_give **gives;          /* [W]: files on their way to them; NULL: none           */
 };
@@ -86,8 +86,8 @@ struct aq_group_background; /* net/group_background.h */
 struct aq_worker_delay {
     struct aq_group_background *background; /* NULL: no delay                                                   */
     bool under_way;                         /* a task of it has not been taken                                  */
-    uint64_t vote;       /* of this rank: it travels with the next average                                           */
-    uint64_t heard;      /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
+    uint64_t vote;  /* of this rank: it travels with the next average                                           */
+    uint64_t heard; /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
     uint64_t sent_bytes, waited_ns; /* of averages that were waited for, and that no step has counted           */
 };
 

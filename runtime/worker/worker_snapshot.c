@@ -13,8 +13,8 @@
  * hash. The missing one's process gets them with `enter`. If there is no such file on its disk (its host has a folder
  * of its own), it opens its listener early, tells the launcher that the writer may connect, and asks for the file:
  *
- *     writer    stood-in -> launcher                        give <- launcher     connects, and sends (transfer.h)
- *     missing                launcher -> enter, fetch ->                         accepts, compares, reads the checkpoint
+ *     writer    stood-in -> launcher                          launcher -> give    connects, and sends (transfer.h)
+ *     missing               launcher -> enter     fetch -> launcher               accepts, compares, reads
  */
 #include <inttypes.h>
 #include <string.h>
@@ -149,9 +149,9 @@ enum aq_status aq_worker_stood_in(struct aq_worker *w, uint32_t rank)
 {
     struct aq_transfer_file file = {.folder = w->checkpoints.folder, .step = w->step, .rank = rank};
     AQ_TRY(aq_transfer_look(&file));
-    return aq_control_send(w->control, json_pack("{s:s, s:I, s:I, s:I, s:s}", "event", "stood-in", "step",
-                                                 (json_int_t)w->step, "to", (json_int_t)rank, "bytes",
-                                                 (json_int_t)file.bytes, "sha256", file.hash));
+    return aq_control_send(w->control,
+                           json_pack("{s:s, s:I, s:I, s:I, s:s}", "event", "stood-in", "step", (json_int_t)w->step,
+                                     "to", (json_int_t)rank, "bytes", (json_int_t)file.bytes, "sha256", file.hash));
 }
 
 /* Is that a rank of the same stage in another replica? */
@@ -196,9 +196,9 @@ enum aq_status aq_worker_gives_look(struct aq_worker *w)
             file = aq_transfer_give_file(give);
             aq_log("worker", AQ_LOG_WARNING, "the file of rank %u of step %" PRIu64 " does not reach it: %s", file.rank,
                    file.step, text);
-            AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I, s:I, s:s}", "event", "ungiven", "step",
-                                                         (json_int_t)file.step, "to", (json_int_t)file.rank, "text",
-                                                         text)));
+            AQ_TRY(aq_control_send(w->control,
+                                   json_pack("{s:s, s:I, s:I, s:s}", "event", "ungiven", "step", (json_int_t)file.step,
+                                             "to", (json_int_t)file.rank, "text", text)));
         }
         aq_transfer_give_close(give);
         rounds->gives[v] = NULL;
@@ -240,11 +240,10 @@ enum aq_status aq_worker_fetch(struct aq_worker *w, const json_t *message, uint6
     if (!hash) return AQ_OK; /* the launcher knows of no file: it is here, or reading it fails */
     AQ_TRY(aq_control_get_u32(message, "from", &w->replicas.rounds.giver));
     AQ_TRY(aq_control_get_u64(message, "bytes", &file.bytes));
-    if (!aq_hash_is(hash) || !is_like(w, w->replicas.rounds.giver) || file.bytes == 0 ||
-        file.bytes > most)
+    if (!aq_hash_is(hash) || !is_like(w, w->replicas.rounds.giver) || file.bytes == 0 || file.bytes > most)
         return aq_fail(AQ_PROTO, "worker",
-                       "rank %u is said to have written %" PRIu64
-                       " bytes as this rank's file of step %" PRIu64 "; by the plan it has at most %" PRIu64,
+                       "rank %u is said to have written %" PRIu64 " bytes as this rank's file of step %" PRIu64
+                       "; by the plan it has at most %" PRIu64,
                        w->replicas.rounds.giver, file.bytes, step, most);
     memcpy(file.hash, hash, sizeof file.hash);
     if (aq_transfer_is_here(&file)) {

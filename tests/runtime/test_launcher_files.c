@@ -43,8 +43,8 @@ static void enter_with_files(void)
     char line[200];
     wait_for_files();
     for (uint32_t r = 0; r < P; r++) {
-        snprintf(line, sizeof line, "{\"event\":\"stood-in\",\"step\":8,\"to\":%u,\"bytes\":%u,\"sha256\":\"" HASH "\"}", r,
-                 1000 + r);
+        snprintf(line, sizeof line, "{\"event\":\"stood-in\",\"step\":8,\"to\":%u,\"bytes\":%u,\"sha256\":\"%s\"}", r,
+                 1000 + r, HASH);
         say(P + r, line);
     }
     for (uint32_t r = P; r + 1 < RANKS; r++)
@@ -122,8 +122,8 @@ static void test_a_file_that_is_too_late_is_told_with_its_rate(void **state)
     say(1, "{\"event\":\"fetch\",\"step\":8}");
     launcher.stages[1].file.bytes = 1ull << 30;
     launcher_return_late(&launcher, 0, text);
-    assert_string_equal(text, "has not read its checkpoint in time (900 s), a file of 1.00 GiB, for which its line needs "
-                              "9.54 Mbit/s");
+    assert_string_equal(text, "has not read its checkpoint in time (900 s), a file of 1.00 GiB, for which its line "
+                              "needs 9.54 Mbit/s");
 }
 
 static void test_files_out_of_place_are_refused(void **state)
