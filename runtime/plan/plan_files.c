@@ -1,4 +1,4 @@
-/* plan_files.c -- the files of a stage's checkpoint that go over links: copies at a neighbour, and those of replicas. */
+/* plan_files.c -- sizes of the checkpoint files that go over links: copies at a neighbour, and those for replicas. */
 #include "mirror.h"
 #include "plan.h"
 
