@@ -40,7 +40,7 @@ target_include_directories(test_options PRIVATE ${aq_runtime_MODULES})
 aq_test(test_run_enter LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_enter PRIVATE ${aq_runtime_MODULES})
 
-foreach(part rounds steps reach)
+foreach(part rounds steps reach files)
   aq_test(test_launcher_${part} LIBS aq_runtime aq_dep::jansson LABELS quick)
   target_include_directories(test_launcher_${part} PRIVATE ${aq_runtime_MODULES})
 endforeach()
@@ -52,6 +52,9 @@ target_include_directories(test_bits_auto PRIVATE ${aq_runtime_MODULES})
 
 aq_test(test_probe LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_probe PRIVATE ${aq_runtime_MODULES} ${aq_net_MODULES})
+
+aq_test(test_transfer LIBS aq_runtime aq_dep::jansson LABELS quick threads)
+target_include_directories(test_transfer PRIVATE ${aq_runtime_MODULES} ${aq_net_MODULES})
 
 aq_test(test_metrics_file LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_metrics_file PRIVATE ${aq_runtime_MODULES})

@@ -300,17 +300,24 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "\n");
 }
 
-/* reduce.patience over several machines: what the return of a lost replica needs of them. */
+/* reduce.patience over several machines: the files that a replica needs to return, and how long they take. */
 static void print_return(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job *job = plan->job;
+    const double mbps = job->link.rate_mbps;
     bool apart = false;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) /* the first member's rank writes for the same stage of others */
         apart |= aq_job_apart(job, r % job->pipeline.stage_count, r);
     if (job->reduce.patience_ns == 0 || !apart) return;
-    aq_text_add(text,
-                "reduce.patience: a lost replica returns by a file that another one writes: checkpoint.path must be "
-                "one folder that all hosts share (NFS), or each loss sends all back to the last checkpoint\n");
+    aq_text_add(text, "reduce.patience: to return, each stage of a lost replica gets a file from another replica:");
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const uint64_t bytes = aq_plan_file_bytes_max(plan, s);
+        char size[AQ_TEXT_NUMBER];
+        aq_text_add(text, "%s stage %u %s", s ? "," : "", s, aq_text_size(bytes, size));
+        if (mbps > 0) aq_text_add(text, " (%.0f s)", (double)bytes * 8e-6 / mbps);
+    }
+    aq_text_add(text, "%s. It is not sent where checkpoint.path is one folder that the hosts share\n",
+                mbps > 0 ? " at link.rate_mbps" : "; set link.rate_mbps to see how long that takes");
 }
 
 /* The optimizer's first steps, in which replicas send more (mostly fp32 gradients), and whether there are others. */

@@ -174,6 +174,32 @@ static bool check_averaged(struct launcher *launcher, uint32_t rank, const struc
     return true;
 }
 
+/* Of the round that has just ended: its first member, for the same stage of a replica that was none of its members. */
+static bool check_stood_in(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    const uint32_t P = launcher->launch->stages;
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    const uint64_t step = message->stood_in.step, to = message->stood_in.to;
+    const bool first = rounds->named && rank / P == (uint32_t)__builtin_ctzll(rounds->named);
+    const bool missing = to < launcher->ranks && to % P == rank % P && !(rounds->named >> to / P & 1);
+    if (!first || !missing || step == 0 || step != rounds->decided || !aq_hash_is(message->stood_in.sha256))
+        return refuse(launcher, rank, "has written the file of step %llu for rank %llu, which was not asked for",
+                      (unsigned long long)step, (unsigned long long)to);
+    return true;
+}
+
+static bool check_fetch(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
+    const struct stage *stage = &launcher->stages[rank];
+    const uint64_t step = message->fetch.step;
+    if (of->state != REPLICA_ENTERS || step != of->from || stage->file.step != step || stage->mark != step ||
+        stage->file.asked)
+        return refuse(launcher, rank, "asks for its file of step %llu, which it was not told to read",
+                      (unsigned long long)step);
+    return true;
+}
+
 static bool check_trace(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     struct stage *stage = &launcher->stages[rank];
@@ -229,6 +255,7 @@ static bool (*const checks[AQ_MESSAGES])(struct launcher *, uint32_t rank, const
     [AQ_MESSAGE_stopping] = check_stopping,   [AQ_MESSAGE_trace] = check_trace,
     [AQ_MESSAGE_token] = check_token,         [AQ_MESSAGE_done] = check_done,
     [AQ_MESSAGE_round_end] = check_round,     [AQ_MESSAGE_averaged] = check_averaged,
+    [AQ_MESSAGE_stood_in] = check_stood_in,   [AQ_MESSAGE_fetch] = check_fetch,
 };
 
 static enum aq_message_state state_of(const struct launcher *launcher, const struct stage *stage)

@@ -472,19 +472,8 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
     /* With reduce.every: 1 void steps are void for all: train.skips_max ends the run. */
     const bool common = status == AQ_INVAL && launcher->launch->bounds.round_steps <= 1 &&
                         of->state == REPLICA_TRAINS && !launcher_is_ignored(launcher, rank);
-    /* A replica that returns may have its files elsewhere: then all go back to the checkpoint before. */
-    if (message->failed.checkpoint == 0 && !common && launcher_rounds_lose(launcher, rank, text)) return;
-    rank_name(launcher, rank, who);
-    const bool enters = of->state == REPLICA_ENTERS;
-    const bool noted =
-        message->failed.checkpoint > 0 && enters
-            ? launcher_fail(launcher, cause, status,
-                            "%s cannot read the checkpoint that another replica wrote for it, to return: "
-                            "checkpoint.path must be one folder that all hosts share (it is %.300s); all go back to "
-                            "an earlier checkpoint: %.400s",
-                            who, launcher->launch->checkpoint, text)
-            : launcher_fail(launcher, cause, status, "%s failed: %.800s", who, text);
-    if (!noted) return;
+    if (!common && launcher_rounds_lose(launcher, rank, text)) return;
+    if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
     launcher->result->unreadable = message->failed.checkpoint > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
 }
@@ -528,11 +517,22 @@ static void on_phase(struct launcher *launcher, uint32_t rank, const struct aq_m
 }
 
 static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
-    [AQ_MESSAGE_listening] = on_listening, [AQ_MESSAGE_phase] = on_phase,   [AQ_MESSAGE_ready] = on_ready,
-    [AQ_MESSAGE_step] = on_step,           [AQ_MESSAGE_eval] = on_eval,     [AQ_MESSAGE_mark] = on_mark,
-    [AQ_MESSAGE_stopping] = on_stopping,   [AQ_MESSAGE_trace] = on_trace,   [AQ_MESSAGE_token] = on_token,
-    [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed, [AQ_MESSAGE_round_end] = on_round,
+    [AQ_MESSAGE_listening] = on_listening,
+    [AQ_MESSAGE_phase] = on_phase,
+    [AQ_MESSAGE_ready] = on_ready,
+    [AQ_MESSAGE_step] = on_step,
+    [AQ_MESSAGE_eval] = on_eval,
+    [AQ_MESSAGE_mark] = on_mark,
+    [AQ_MESSAGE_stopping] = on_stopping,
+    [AQ_MESSAGE_trace] = on_trace,
+    [AQ_MESSAGE_token] = on_token,
+    [AQ_MESSAGE_done] = on_done,
+    [AQ_MESSAGE_failed] = on_failed,
+    [AQ_MESSAGE_round_end] = on_round,
     [AQ_MESSAGE_averaged] = on_averaged,
+    [AQ_MESSAGE_stood_in] = launcher_return_stood_in,
+    [AQ_MESSAGE_fetch] = launcher_return_fetch,
+    [AQ_MESSAGE_ungiven] = launcher_return_ungiven,
 };
 
 static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)

@@ -64,7 +64,14 @@ struct stage {
     bool done;                               /* said `done`                                    */
     bool failed;                             /* sent `failed`: its exit is no further cause */
     char on[128];                            /* its device, as it named it at `ready`; "": it did not */
-    json_t *report;                          /* its done line                                  */
+    struct {
+        uint64_t step;                 /* of its newest file that another rank has written for it; 0: none */
+        uint64_t bytes;                /* of that file                                                     */
+        uint32_t by;                   /* that rank                                                        */
+        char hash[AQ_HASH_TEXT_BYTES]; /* of that file                                                     */
+        bool asked;                    /* it does not have the file, and that rank is to send it           */
+    } file;                            /* reduce.patience                                                  */
+    json_t *report;                    /* its done line                                                    */
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not reported yet; or NULL */
 };
 
@@ -291,9 +298,12 @@ const json_t *launcher_rounds_logged(const struct launcher *launcher, uint64_t s
 uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
 
 /*
- * launcher_return.c: how a lost replica returns. begin: it was just lost; its processes are ended, or it does not
- * return. exited: this rank's process has ended; true: that is no loss. reached: a daemon answers again. ready: this
- * rank is, while others train. waits: is it where it can enter? may: will it return by itself? enter: the round that
+ * launcher_return.c: how a lost replica returns. stood_in, fetch, ungiven: lines about the file that a rank of it
+ * starts from. fetches: has one of its ranks asked for it, and is not ready? giver_lost: files that this replica was to
+ * send do not come. late: why it has not read its checkpoint in time. begin: it was just lost; its processes are
+ * ended, or it does not return. exited: this rank's process has ended; true: that is no loss. reached: a daemon
+ * answers again. ready: this rank is, while others train. waits: is it where it can enter? may: will it return by
+ * itself? enter: the round that
  * ends with this step was its last one without; its ranks are told when the checkpoint is complete (told). stay: it is
  * broken off, so they wait for a later one. turn: has one taken too long? is_late: has a replica that is missed at a
  * round's end, where the first came at first_ns, taken more than its patience since then, and since it was told to
@@ -302,6 +312,13 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * checkpoint of this step; complete: it is the run's, and not broken off. open: the launch begins. over: a round is;
  * these replicas enter after it.
  */
+void launcher_return_stood_in(struct launcher *launcher, uint32_t rank, const struct aq_message *message);
+void launcher_return_fetch(struct launcher *launcher, uint32_t rank, const struct aq_message *message);
+void launcher_return_ungiven(struct launcher *launcher, uint32_t rank, const struct aq_message *message);
+bool launcher_return_fetches(const struct launcher *launcher, uint32_t replica);
+void launcher_return_giver_lost(struct launcher *launcher, uint32_t replica);
+enum { LATE_BYTES = 200 };
+void launcher_return_late(const struct launcher *launcher, uint32_t replica, char text[LATE_BYTES]);
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
 void launcher_return_reached(struct launcher *launcher);

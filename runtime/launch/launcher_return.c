@@ -24,10 +24,21 @@
  * Caches that are gone, or were in memory, start empty. Then it sends each sample whole at the first visit, which over
  * a slow line may make it late in each round, be lost, and start with empty caches again. So each time that it was late
  * in such a round it may be late for twice as long, until it comes in time or its caches lack nothing.
+ *
+ * The file lies where the first member's rank has written it. A rank of another host, whose folder does not have it,
+ * asks for it (`fetch`) and gets it from that rank over a link of its own (worker_snapshot.c):
+ *
+ *     stood-in <- the writer      enter -> the rank      listening, fetch <- the rank      connect, give -> the writer
+ *
+ * If the file does not come (the writer is lost, cannot connect, or sends another one), the replica is lost again, and
+ * returns at a later round's end.
  */
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "launcher_private.h"
+#include "runtime_text.h"
 
 static struct launcher_replica *replica_of(struct launcher *launcher, uint32_t rank)
 {
@@ -201,18 +212,124 @@ void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t
     }
 }
 
+static json_t *enter_of(const struct launcher *launcher, uint32_t rank, uint64_t step)
+{
+    const struct stage *stage = &launcher->stages[rank];
+    json_t *message = json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)rank, "step", (json_int_t)step);
+    if (stage->file.step != step) return message;
+    json_object_set_new(message, "from", json_integer((json_int_t)stage->file.by));
+    json_object_set_new(message, "bytes", json_integer((json_int_t)stage->file.bytes));
+    json_object_set_new(message, "sha256", json_string(stage->file.hash));
+    return message;
+}
+
 void launcher_return_told(struct launcher *launcher, uint64_t step)
 {
     for (uint32_t r = 0; r < launcher->ranks; r++) {
-        const struct launcher_replica *of = replica_of(launcher, r);
-        if (of->state == REPLICA_ENTERS && of->from == step) {
-            launcher->rounds.replicas[r / launcher->launch->stages].deadline_ns =
-                launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
-            launcher->stages[r].mark = step;
-            stage_send(launcher, r,
-                       json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)r, "step", (json_int_t)step));
-        }
+        struct launcher_replica *of = replica_of(launcher, r);
+        if (of->state != REPLICA_ENTERS || of->from != step) continue;
+        of->deadline_ns = launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
+        launcher->stages[r].mark = step;
+        stage_send(launcher, r, enter_of(launcher, r, step));
     }
+}
+
+/* ---- its files ---- */
+
+void launcher_return_stood_in(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    struct stage *of = &launcher->stages[message->stood_in.to];
+    of->file.step = message->stood_in.step;
+    of->file.bytes = message->stood_in.bytes;
+    of->file.by = rank;
+    of->file.asked = false;
+    memcpy(of->file.hash, message->stood_in.sha256, AQ_HASH_TEXT_BYTES);
+}
+
+/* The rank does not get its file. */
+static void cannot_enter(struct launcher *launcher, uint32_t rank, const char *why)
+{
+    char who[RANK_NAME_BYTES], text[400];
+    snprintf(text, sizeof text, "does not get its checkpoint from %s: %.300s",
+             rank_name(launcher, launcher->stages[rank].file.by, who), why);
+    launcher->stages[rank].file.asked = false;
+    if (launcher_rounds_lose(launcher, rank, text)) return;
+    if (launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s %s", rank_name(launcher, rank, who), text))
+        launcher->result->transient = true;
+}
+
+static void giver_is_lost(struct launcher *launcher, uint32_t rank)
+{
+    struct launcher_replica *of = replica_of(launcher, rank);
+    if (of->tries > 0) of->tries--; /* it is not this replica that fails to start */
+    cannot_enter(launcher, rank, "it is lost");
+}
+
+void launcher_return_fetch(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    const uint32_t by = stage->file.by;
+    stage->file.asked = true;
+    if (launcher->aborting || launcher->cause != CAUSE_NONE) return;
+    if (launcher_is_lost(launcher, by)) {
+        giver_is_lost(launcher, rank);
+        return;
+    }
+    char who[RANK_NAME_BYTES], other[RANK_NAME_BYTES], size[AQ_TEXT_NUMBER];
+    aq_progress_say(launcher->launch->progress, "%s gets its checkpoint of step %" PRIu64 " (%s) from %s",
+                    rank_name(launcher, rank, who), message->fetch.step, aq_text_size(stage->file.bytes, size),
+                    rank_name(launcher, by, other));
+    stage_send(launcher, by,
+               json_pack("{s:s, s:I, s:I, s:I, s:I}", "op", "give", "rank", (json_int_t)by, "step",
+                         (json_int_t)message->fetch.step, "to", (json_int_t)rank, "bytes",
+                         (json_int_t)stage->file.bytes));
+}
+
+static bool waits_for_file(const struct launcher *launcher, uint32_t rank)
+{
+    const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
+    const struct stage *stage = &launcher->stages[rank];
+    return of->state == REPLICA_ENTERS && stage->state == STAGE_STARTED && stage->file.asked;
+}
+
+void launcher_return_ungiven(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    const uint64_t to = message->ungiven.to;
+    char why[300];
+    if (to >= launcher->ranks || !waits_for_file(launcher, (uint32_t)to)) return;
+    if (launcher->stages[to].file.by != rank || launcher->stages[to].file.step != message->ungiven.step) return;
+    cannot_enter(launcher, (uint32_t)to, aq_printable_text(message->ungiven.text, why, sizeof why));
+}
+
+bool launcher_return_fetches(const struct launcher *launcher, uint32_t replica)
+{
+    const uint32_t P = launcher->launch->stages;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (waits_for_file(launcher, r)) return true;
+    return false;
+}
+
+void launcher_return_giver_lost(struct launcher *launcher, uint32_t replica)
+{
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (waits_for_file(launcher, r) && launcher->stages[r].file.by / launcher->launch->stages == replica)
+            giver_is_lost(launcher, r);
+}
+
+void launcher_return_late(const struct launcher *launcher, uint32_t replica, char text[LATE_BYTES])
+{
+    const uint32_t P = launcher->launch->stages;
+    const double seconds = (double)launcher->launch->ready_ns_max * 1e-9;
+    char size[AQ_TEXT_NUMBER];
+    uint64_t bytes = 0;
+    for (uint32_t r = replica * P; r < (replica + 1) * P; r++)
+        if (waits_for_file(launcher, r) && launcher->stages[r].file.bytes > bytes)
+            bytes = launcher->stages[r].file.bytes;
+    snprintf(text, LATE_BYTES, "has not read its checkpoint in time (%.0f s)", seconds);
+    const size_t used = strlen(text);
+    if (bytes > 0)
+        snprintf(text + used, LATE_BYTES - used, ", a file of %s, for which its line needs %.3g Mbit/s",
+                 aq_text_size(bytes, size), (double)bytes * 8e-6 / seconds);
 }
 
 void launcher_return_stay(struct launcher *launcher, uint64_t step)

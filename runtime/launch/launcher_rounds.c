@@ -101,13 +101,15 @@ static uint32_t living(const struct launcher *launcher)
     return count;
 }
 
-/* Does another one that lives have weights? Who waits for the checkpoint of the round that has just ended has none. */
+/* Does another one that lives have weights? Who waits for the checkpoint of the round that has just ended has none, and
+ * who fetches it neither. */
 static bool others_have_weights(const struct launcher *launcher, uint32_t replica)
 {
     const struct launcher_rounds *rounds = &launcher->rounds;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++) {
         const struct launcher_replica *of = &rounds->replicas[w];
-        const bool waits = rounds->without && of->state == REPLICA_ENTERS && of->from == rounds->without;
+        const bool waits = (rounds->without && of->state == REPLICA_ENTERS && of->from == rounds->without) ||
+                           launcher_return_fetches(launcher, w);
         if (w != replica && !of->lost && !waits) return true;
     }
     return false;
@@ -194,6 +196,7 @@ static void lose(struct launcher *launcher, uint32_t replica)
     launcher_flush_mark(launcher);
     if (launcher->rounds.averaging && (launcher->rounds.named >> replica & 1)) break_off(launcher);
     launcher_return_begin(launcher, replica);
+    launcher_return_giver_lost(launcher, replica);
 }
 
 /*
@@ -420,10 +423,12 @@ static void lose_late(struct launcher *launcher, uint64_t step)
         if (of->lost || is_there(launcher, w, step)) continue;
         if (!launcher_return_is_late(launcher, w, launcher->rounds.first_ns)) continue;
         if (!can_lose(launcher, w) || !launcher_steps_known(launcher, w)) continue;
+        char late[LATE_BYTES];
+        launcher_return_late(launcher, w, late);
         if (!enters) of->late = of->cold ? of->late + 1 : 0;
-        aq_progress_say(launcher->launch->progress, "replica %u %s", w,
-                        enters ? "has not read its checkpoint in time: the round ends without it"
-                               : "is late by more than reduce.patience: its work of this round is dropped");
+        aq_progress_say(launcher->launch->progress, "replica %u %s%s", w,
+                        enters ? late : "is late by more than reduce.patience",
+                        enters ? ": the round ends without it" : ": its work of this round is dropped");
         if (!enters && of->late)
             aq_progress_say(launcher->launch->progress,
                             "replica %u sends samples that its message caches lack; while it does, it may be late by "

@@ -15,6 +15,7 @@
 #include "reduce_measure.h"
 #include "stages/adapter_folder.h"
 #include "stages/weights.h"
+#include "transfer.h"
 
 enum { PLACE_BYTES = 512, LAYER_TENSORS_MAX = 16 };
 
@@ -457,6 +458,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->replicas > 1)
         line(stage, "group buffers",
              (plan->replicas - 1) * aq_link_measure(&stage->link_group) + aq_group_measure(&group) + parts_bytes(job));
+    if (job->reduce.patience_ns > 0) /* at most to each other replica a file (worker_snapshot.c) */
+        line(stage, "files for replicas", (plan->replicas - 1) * aq_transfer_measure(&stage->link_group));
     if (plan->replicas > 1 && job->train.optimizer.reduce_automatic)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
@@ -820,24 +823,6 @@ enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint3
     const uint64_t before = stage->cache.slots ? aq_cache_measure(&stage->cache) : 0;
     *bytes = stage->memory_bytes - before + cache_memory(&open, s);
     return AQ_OK;
-}
-
-void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out)
-{
-    const uint32_t stages = plan->stage_count, position = rank % stages;
-    *out = (struct aq_mirror_shape){
-        .resume_hash = plan->resume_hash, .rank = rank, .stages = stages, .rate_mbps = plan->job->link.rate_mbps};
-    for (uint32_t i = 0; i < 3; i++) {
-        const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
-        if (s >= stages) continue;
-        const uint64_t parameters = plan->stages[s].size.parameters, more = plan->stages[s].size.buffers;
-        const uint64_t values = (1 + plan->job->train.staleness) * parameters + more;
-        out->file_bytes_max[i] =
-            aq_mirror_file_bytes(values * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters),
-                                 plan->stages[s].layer_end - plan->stages[s].layer_first);
-    }
-    if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;
-    if (position + 1 < stages) out->body_bytes_max[1] = (uint32_t)plan->edges[position].size.body_bytes_max;
 }
 
 void aq_plan_checkpoint_run(const struct aq_plan *plan, struct aq_checkpoint_run *out)

@@ -166,6 +166,9 @@ struct aq_plan_cut aq_plan_cut_of(const struct aq_plan *plan);
 enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint32_t first, uint32_t end,
                                    uint64_t *bytes);
 
+/* The most bytes that a stage's file of a checkpoint has. */
+uint64_t aq_plan_file_bytes_max(const struct aq_plan *plan, uint32_t stage);
+
 /* A rank's input to the module that mirrors checkpoints. The plan has at least two stages. */
 void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out);
 

@@ -104,6 +104,7 @@ enum aq_status aq_worker_control_take(struct aq_worker *w, uint64_t deadline_ns)
                        aq_control_is(message, "op", "averaged");
     if (taken == AQ_OK && round) taken = aq_worker_rounds_told(w, message);
     if (taken == AQ_OK && aq_control_is(message, "op", "connect")) taken = aq_worker_rounds_address(w, message);
+    if (taken == AQ_OK && aq_control_is(message, "op", "give")) taken = aq_worker_give(w, message);
     json_decref(message);
     return taken;
 }
@@ -112,7 +113,7 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
 {
     for (;;) {
         const enum aq_status status = aq_worker_control_take(w, 0);
-        if (status == AQ_AGAIN) return AQ_OK;
+        if (status == AQ_AGAIN) return aq_worker_gives_look(w);
         AQ_TRY(status);
     }
 }

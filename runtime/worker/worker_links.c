@@ -13,6 +13,7 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "security.h"
+#include "transfer.h"
 #include "worker.h"
 
 enum {
@@ -113,15 +114,25 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
     if (status == AQ_OK)
         aq_log("worker", 1, "%s %s%s", relayed ? "waits at the relay" : "listens at", reached,
                w->links.tls ? ", by TLS" : "");
-    struct aq_text told = {0};
-    aq_text_add(&told, "%s%s", reached, room);
-    for (uint32_t peer = 0; peer < w->P * w->W && status == AQ_OK; peer++)
-        if (aq_worker_listens_for(w, peer))
-            status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
-                                                           aq_text_of(&told), "peer", (json_int_t)peer));
-    aq_text_deinit(&told);
+    if (status == AQ_OK && snprintf(w->links.told, sizeof w->links.told, "%s%s", reached, room) >= AQ_LINK_TOLD_BYTES)
+        status = aq_fail(AQ_INVAL, "worker", "the address at which it listens is too long: %s", reached);
     aq_text_deinit(&address);
     return status;
+}
+
+enum aq_status aq_worker_listens(const struct aq_worker *w, uint32_t peer)
+{
+    return aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", w->links.told,
+                                                 "peer", (json_int_t)peer));
+}
+
+enum aq_status aq_worker_listens_all(const struct aq_worker *w)
+{
+    const struct aq_worker_members *rounds = &w->replicas.rounds;
+    for (uint32_t peer = 0; peer < w->P * w->W; peer++)
+        if (aq_worker_listens_for(w, peer) && !(rounds->fetched && peer == rounds->giver))
+            AQ_TRY(aq_worker_listens(w, peer));
+    return AQ_OK;
 }
 
 /* The launcher's word where a neighbour listens; they come in any order. */
@@ -195,6 +206,13 @@ enum aq_status aq_worker_replica_connect(struct aq_worker *w, const char *addres
     return AQ_OK;
 }
 
+struct aq_link_config aq_worker_transfer_link(const struct aq_worker *w, uint32_t replica)
+{
+    struct aq_link_config config = config_to(w, replica * w->P + w->position);
+    aq_transfer_link_config(&config);
+    return config;
+}
+
 void aq_worker_replica_close(struct aq_worker *w, uint32_t replica)
 {
     struct aq_link **link = &w->replicas.peers[replica];
@@ -211,7 +229,9 @@ void aq_worker_replica_close(struct aq_worker *w, uint32_t replica)
 
 static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, struct addresses *known)
 {
-    const uint64_t deadline = aq_clock_after((uint64_t)START_SECONDS * 1000000000u);
+    /* Of a replica that returns one stage may get its file much later than another: the launcher limits that. */
+    const uint64_t deadline =
+        w->replicas.rounds.returns ? AQ_NEVER : aq_clock_after((uint64_t)START_SECONDS * 1000000000u);
     for (uint32_t peer = 0; peer < w->P * w->W; peer++) {
         if (!aq_job_linked(w->job, w->rank, peer)) continue;
         if (w->replicas.rounds.returns && peer / w->P != w->replica) continue; /* at its first round's end */
@@ -240,6 +260,7 @@ double aq_worker_distance_ms(const struct aq_worker *w)
 
 enum aq_status aq_worker_net_open(struct aq_worker *w)
 {
+    if (w->links.net) return AQ_OK;
     if (aq_security_on(w->job) && w->plan->ranks > 1)
         AQ_TRY(aq_job_at_client(w->job, w->rank)
                    ? aq_tls_open_site(aq_security_folder(w->job), w->job->split.client, &w->links.tls)
@@ -260,12 +281,15 @@ enum aq_status aq_worker_links_open(struct aq_worker *w)
         AQ_TRY(aq_alloc(w->W * sizeof *w->replicas.rounds.addresses, &memory));
         w->replicas.rounds.addresses = memory;
         AQ_TRY(AQ_NEW(w->W, &w->replicas.rounds.caches));
+        AQ_TRY(AQ_NEW(w->W, &w->replicas.rounds.gives));
     }
     AQ_TRY(aq_worker_net_open(w));
-    struct aq_listener *listener = NULL;
-    enum aq_status status;
+    struct aq_listener *listener = w->replicas.rounds.listener; /* it fetched its file there */
+    enum aq_status status = AQ_OK;
     AQ_TRY(aq_alloc(sizeof(struct addresses), &memory));
-    if (aq_job_listens(w->job, w->rank) || w->replicas.rounds.returns) AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
+    const bool listens = aq_job_listens(w->job, w->rank) || w->replicas.rounds.returns;
+    if (listens && !listener) AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
+    if (listens) AQ_TRY_GOTO(aq_worker_listens_all(w), out);
     status = join(w, listener, memory);
     /* The other replicas come at its first round's end. */
     if (status == AQ_OK && w->replicas.rounds.returns) status = aq_listener_rest(listener);
@@ -317,6 +341,7 @@ void aq_worker_links_halt(struct aq_worker *w)
 
 void aq_worker_links_close(struct aq_worker *w)
 {
+    aq_worker_gives_close(w);
     aq_worker_rounds_close(w);
     for (uint32_t i = 0; i < 2 + w->W; i++)
         aq_link_close(link_number(w, i));

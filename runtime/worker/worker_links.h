@@ -22,11 +22,14 @@ struct aq_worker_packing {
     uint64_t ns;
 };
 
+enum { AQ_LINK_TOLD_BYTES = 256 };
+
 struct aq_worker_links {
     struct aq_tls *tls; /* NULL: links are not under TLS */
     struct aq_net *net;
-    uint64_t silence_ns; /* longest wait for a neighbour */
-    uint64_t outages_ns; /* all links, one after the other: how long outages may last */
+    char told[AQ_LINK_TOLD_BYTES]; /* where this rank listens, as its `listening` has it */
+    uint64_t silence_ns;           /* longest wait for a neighbour */
+    uint64_t outages_ns;           /* all links, one after the other: how long outages may last */
     struct aq_worker_packing packing;
     struct aq_link_bytes ended_gradient; /* what links to replicas that were lost have done: sums never fall */
     uint64_t ended_packing_ns, ended_wire_bytes;
@@ -34,10 +37,12 @@ struct aq_worker_links {
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
-/* Its parts: our identity and the loop; one port for all neighbours that connect, reported to the launcher; is this
- * peer one of them? */
+/* Its parts: our identity and the loop, if they are not open; one port for all neighbours that connect; the launcher is
+ * told of it, for this peer or for all of them; is this peer one of them? */
 enum aq_status aq_worker_net_open(struct aq_worker *worker);
 enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
+enum aq_status aq_worker_listens(const struct aq_worker *worker, uint32_t peer);
+enum aq_status aq_worker_listens_all(const struct aq_worker *worker);
 bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
 /* What a link to that peer dials; to: as the peer's `listening` has it. */
 void aq_worker_address(const struct aq_worker *worker, const char *to, uint32_t peer, struct aq_text *out);
@@ -46,6 +51,8 @@ void aq_worker_address(const struct aq_worker *worker, const char *to, uint32_t 
 enum aq_status aq_worker_replica_accept(struct aq_worker *worker, struct aq_listener *listener, uint32_t replica,
                                         uint64_t deadline_ns);
 enum aq_status aq_worker_replica_connect(struct aq_worker *worker, const char *address, uint32_t replica);
+/* Of a link to it over which a checkpoint's file goes (transfer.h). */
+struct aq_link_config aq_worker_transfer_link(const struct aq_worker *worker, uint32_t replica);
 /* And close it, if it is open. */
 void aq_worker_replica_close(struct aq_worker *worker, uint32_t replica);
 

@@ -33,7 +33,8 @@
  *
  * A replica that returns is a new process per stage. It opens what needs no weights, and waits (`enter`) for a round's
  * checkpoint, from which it starts as after a restart, with this difference: it has no links to other replicas before
- * the end of its first round. It keeps its listener until then.
+ * the end of its first round. It keeps its listener until then. If its file of that checkpoint is not on its disk, it
+ * comes from the rank that wrote it (worker_snapshot.c).
  *
  * reduce.delay: the average begins at a round's end, on a thread of its own (net/group_background.h), and travels
  * during the first steps of the next round (aqsgd/grad/optimizer/optimizer_outer.c has the formula). An evaluation or a
@@ -409,12 +410,14 @@ enum aq_status aq_worker_rounds_enter(struct aq_worker *w, uint64_t *step)
     aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, however long that is */
     aq_log("worker", 1, "waits for a round's end to return to the other replicas");
     AQ_TRY(aq_worker_await(w, "enter", AQ_NEVER, &message));
-    const enum aq_status status = aq_control_get_u64(message, "step", step);
-    json_decref(message);
-    AQ_TRY(status);
+    enum aq_status status = aq_control_get_u64(message, "step", step);
     aq_heartbeat_phase(AQ_PHASE_WEIGHTS);
-    if (*step > 0 && *step < w->plan->steps && meet_after(w, *step)) return AQ_OK;
-    return aq_fail(AQ_PROTO, "worker", "the launcher has it return after step %" PRIu64 ", where no round ends", *step);
+    if (status == AQ_OK && (*step == 0 || *step >= w->plan->steps || !meet_after(w, *step)))
+        status = aq_fail(AQ_PROTO, "worker", "the launcher has it return after step %" PRIu64 ", where no round ends",
+                         *step);
+    if (status == AQ_OK) status = aq_worker_fetch(w, message, *step);
+    json_decref(message);
+    return status;
 }
 
 void aq_worker_rounds_close(struct aq_worker *w)
@@ -436,6 +439,7 @@ enum aq_status aq_worker_rounds_stand_in(struct aq_worker *w)
         checkpoint.stands_in = true;
         checkpoint.caches = w->replicas.rounds.caches[v];
         AQ_TRY(aq_checkpoint_write(&checkpoint, w->step));
+        AQ_TRY(aq_worker_stood_in(w, checkpoint.rank));
         AQ_TRY(aq_worker_serve(w));
     }
     return AQ_OK;

@@ -16,7 +16,8 @@
 
 struct aq_link; /* net/link.h */
 struct aq_listener;
-struct aq_worker; /* worker.h */
+struct aq_transfer_give; /* transfer.h */
+struct aq_worker;        /* worker.h */
 struct aq_worker_times;
 
 /* reduce.codec: auto (worker_choose.c). */
@@ -48,24 +49,27 @@ enum { AQ_ADDRESS_TEXT_BYTES = 256 };
 
 /* reduce.patience: who averages at a round's end (worker_local.c). */
 struct aq_worker_members {
-    uint64_t step;     /* of the newest round whose members the launcher has named                 */
-    uint32_t attempt;  /* to average it, from 1                                                    */
-    uint32_t ended;    /* the newest attempt that this rank has ended, and has reported            */
-    bool broken;       /* the launcher has ended this attempt: a member is lost                    */
-    uint64_t lost;     /* then: those that are; a bit for each replica                             */
-    uint64_t over;     /* step of the newest round of which all have the mean                      */
-    uint64_t look_ns;  /* when the control channel is looked at again during a collective          */
-    uint64_t digest;   /* of the weights that the next checkpoint gets: all replicas' are the same */
-    uint64_t marked;   /* of those in the checkpoint under way                                     */
-    uint64_t members;  /* of it: a bit for each replica                                            */
-    uint64_t returned; /* of them those that were no members of the round before                   */
-    uint64_t without;  /* step of the round that ended without some replica; 0: none has           */
-    uint64_t mark;     /* step after which the launcher asks for a checkpoint; 0: none             */
-    uint64_t grouped;  /* replicas that the group has                                              */
-    uint64_t *caches;  /* [W]: the marks at which those missing from round `without` open their caches; 0: none */
-    bool returns;      /* this replica was lost, and has not met the others yet: it has no group   */
-    struct aq_listener *listener;             /* then: where they connect */
+    uint64_t step;                /* of the newest round whose members the launcher has named                 */
+    uint32_t attempt;             /* to average it, from 1                                                    */
+    uint32_t ended;               /* the newest attempt that this rank has ended, and has reported            */
+    bool broken;                  /* the launcher has ended this attempt: a member is lost                    */
+    uint64_t lost;                /* then: those that are; a bit for each replica                             */
+    uint64_t over;                /* step of the newest round of which all have the mean                      */
+    uint64_t look_ns;             /* when the control channel is looked at again during a collective          */
+    uint64_t digest;              /* of the weights that the next checkpoint gets: all replicas' are the same */
+    uint64_t marked;              /* of those in the checkpoint under way                                     */
+    uint64_t members;             /* of it: a bit for each replica                                            */
+    uint64_t returned;            /* of them those that were no members of the round before                   */
+    uint64_t without;             /* step of the round that ended without some replica; 0: none has           */
+    uint64_t mark;                /* step after which the launcher asks for a checkpoint; 0: none             */
+    uint64_t grouped;             /* replicas that the group has                                              */
+    bool returns;                 /* this replica was lost, and has not met the others yet: it has no group   */
+    struct aq_listener *listener; /* then: where they connect, and who gives it its file */
+    bool fetched;                 /* then: it had to fetch its file, and ...             */
+    uint32_t giver;               /* ... this rank knows already where it listens        */
+    uint64_t *caches; /* [W]: the mark at which a replica that is missing from round `without` opens its caches */
     char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */
+    struct aq_transfer_give **gives;          /* [W]: files on their way to them; NULL: none           */
 };
 
 /* reduce.steps: speed (worker_local.c). */
@@ -83,8 +87,8 @@ struct aq_group_background; /* net/group_background.h */
 struct aq_worker_delay {
     struct aq_group_background *background; /* NULL: no delay                                                   */
     bool under_way;                         /* a task of it has not been taken                                  */
-    uint64_t vote;       /* of this rank: it travels with the next average                                           */
-    uint64_t heard;      /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
+    uint64_t vote;  /* of this rank: it travels with the next average                                           */
+    uint64_t heard; /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
     uint64_t sent_bytes, waited_ns; /* of averages that were waited for, and that no step has counted           */
 };
 
@@ -203,6 +207,17 @@ void aq_worker_speed_report(struct aq_worker *worker, json_t *line);
 enum aq_status aq_worker_rounds_enter(struct aq_worker *worker, uint64_t *step);
 enum aq_status aq_worker_rounds_address(struct aq_worker *worker, const json_t *message);
 void aq_worker_rounds_close(struct aq_worker *worker);
+
+/*
+ * worker_snapshot.c: files that the first member's ranks write for missing ones. stood_in: tell the launcher of that of
+ * this rank, of worker->step. fetch: by the launcher's `enter`: this rank's file of that step comes over a link of its
+ * own, if it is not here. give: the launcher's `give`. look: tell the launcher which file could not be sent.
+ */
+enum aq_status aq_worker_stood_in(struct aq_worker *worker, uint32_t rank);
+enum aq_status aq_worker_fetch(struct aq_worker *worker, const json_t *message, uint64_t step);
+enum aq_status aq_worker_give(struct aq_worker *worker, const json_t *message);
+enum aq_status aq_worker_gives_look(struct aq_worker *worker);
+void aq_worker_gives_close(struct aq_worker *worker);
 
 /* worker_group.c: a group over these links to `size` ranks, of which this one is `rank`. meanwhile: aq_group_config. */
 enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,

@@ -8,11 +8,20 @@
  *
  * While a stage waits for a checkpoint it pumps its edges: a neighbour may need a message before it can come to the
  * same point.
+ *
+ * reduce.patience: the first member's rank writes the file of a missing one, and tells the launcher its length and
+ * hash. The missing one's process gets them with `enter`. If there is no such file on its disk (its host has a folder
+ * of its own), it opens its listener early, tells the launcher that the writer may connect, and asks for the file:
+ *
+ *     writer    stood-in -> launcher                          launcher -> give    connects, and sends (transfer.h)
+ *     missing               launcher -> enter     fetch -> launcher               accepts, compares, reads
  */
+#include <inttypes.h>
 #include <string.h>
 
 #include "heartbeat.h"
 #include "owned_folder.h"
+#include "transfer.h"
 #include "worker.h"
 
 #define LOOK_NS (20ull * 1000 * 1000) /* edges and control channel have no common event count */
@@ -132,4 +141,115 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     w->checkpoints.held_ns += aq_clock_ns() - begin;
     aq_trace_add(w->trace, "compute", "checkpoint", begin, aq_clock_ns(), (uint32_t)w->step, 0);
     return AQ_OK;
+}
+
+/* ---- files that are written for others ---- */
+
+enum aq_status aq_worker_stood_in(struct aq_worker *w, uint32_t rank)
+{
+    struct aq_transfer_file file = {.folder = w->checkpoints.folder, .step = w->step, .rank = rank};
+    AQ_TRY(aq_transfer_look(&file));
+    return aq_control_send(w->control,
+                           json_pack("{s:s, s:I, s:I, s:I, s:s}", "event", "stood-in", "step", (json_int_t)w->step,
+                                     "to", (json_int_t)rank, "bytes", (json_int_t)file.bytes, "sha256", file.hash));
+}
+
+/* Is that a rank of the same stage in another replica? */
+static bool is_like(const struct aq_worker *w, uint32_t rank)
+{
+    return rank < w->P * w->W && rank % w->P == w->position && rank / w->P != w->replica;
+}
+
+enum aq_status aq_worker_give(struct aq_worker *w, const json_t *message)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    struct aq_transfer_give_config config = {.tls = w->links.tls, .connect_ns_max = w->job->link.connect_ns_max};
+    struct aq_text address = {0};
+    uint32_t to;
+    AQ_TRY(aq_control_get_u32(message, "to", &to));
+    AQ_TRY(aq_control_get_u64(message, "step", &config.file.step));
+    AQ_TRY(aq_control_get_u64(message, "bytes", &config.file.bytes));
+    if (!rounds->gives || !is_like(w, to) || !rounds->addresses[to / w->P][0] || config.file.bytes == 0)
+        return aq_fail(AQ_PROTO, "worker", "rank %u is asked to send a checkpoint's file to rank %u", w->rank, to);
+    config.file.folder = w->checkpoints.folder;
+    config.file.rank = to;
+    config.link = aq_worker_transfer_link(w, to / w->P);
+    aq_worker_address(w, rounds->addresses[to / w->P], to, &address);
+    config.address = aq_text_of(&address);
+    aq_transfer_give_close(rounds->gives[to / w->P]); /* to a process that has ended since */
+    rounds->gives[to / w->P] = NULL;
+    const enum aq_status status = aq_transfer_give_open(&config, &rounds->gives[to / w->P]);
+    aq_text_deinit(&address);
+    return status;
+}
+
+enum aq_status aq_worker_gives_look(struct aq_worker *w)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    for (uint32_t v = 0; rounds->gives && v < w->W; v++) {
+        struct aq_transfer_give *give = rounds->gives[v];
+        struct aq_transfer_file file;
+        const char *text;
+        const enum aq_status status = give ? aq_transfer_give_done(give, &text) : AQ_AGAIN;
+        if (status == AQ_AGAIN) continue;
+        if (status != AQ_OK) {
+            file = aq_transfer_give_file(give);
+            aq_log("worker", AQ_LOG_WARNING, "the file of rank %u of step %" PRIu64 " does not reach it: %s", file.rank,
+                   file.step, text);
+            AQ_TRY(aq_control_send(w->control,
+                                   json_pack("{s:s, s:I, s:I, s:s}", "event", "ungiven", "step", (json_int_t)file.step,
+                                             "to", (json_int_t)file.rank, "text", text)));
+        }
+        aq_transfer_give_close(give);
+        rounds->gives[v] = NULL;
+    }
+    return AQ_OK;
+}
+
+void aq_worker_gives_close(struct aq_worker *w)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    for (uint32_t v = 0; rounds->gives && v < w->W; v++)
+        aq_transfer_give_close(rounds->gives[v]);
+    aq_free((void *)rounds->gives);
+    rounds->gives = NULL;
+}
+
+static enum aq_status fetch_from(struct aq_worker *w, const struct aq_transfer_file *file)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    const struct aq_link_config config = aq_worker_transfer_link(w, rounds->giver / w->P);
+    struct aq_link *link = NULL;
+    AQ_TRY(aq_worker_net_open(w));
+    AQ_TRY(aq_worker_listen(w, &rounds->listener));
+    AQ_TRY(aq_worker_listens(w, rounds->giver));
+    rounds->fetched = true;
+    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "fetch", "step", (json_int_t)file->step)));
+    AQ_TRY(aq_link_accept(rounds->listener, &config, AQ_NEVER, &link)); /* the launcher ends who waits for too long */
+    enum aq_status status = aq_listener_rest(rounds->listener);         /* the link may heal */
+    if (status == AQ_OK) status = aq_transfer_receive(link, w->eventcount, file);
+    aq_link_close(link);
+    return status;
+}
+
+enum aq_status aq_worker_fetch(struct aq_worker *w, const json_t *message, uint64_t step)
+{
+    struct aq_transfer_file file = {.folder = w->checkpoints.folder, .step = step, .rank = w->rank};
+    const uint64_t most = aq_plan_file_bytes_max(w->plan, w->position);
+    const char *hash = aq_control_text_or(message, "sha256", NULL);
+    if (!hash) return AQ_OK; /* the launcher knows of no file: it is here, or reading it fails */
+    AQ_TRY(aq_control_get_u32(message, "from", &w->replicas.rounds.giver));
+    AQ_TRY(aq_control_get_u64(message, "bytes", &file.bytes));
+    if (!aq_hash_is(hash) || !is_like(w, w->replicas.rounds.giver) || file.bytes == 0 || file.bytes > most)
+        return aq_fail(AQ_PROTO, "worker",
+                       "rank %u is said to have written %" PRIu64 " bytes as this rank's file of step %" PRIu64
+                       "; by the plan it has at most %" PRIu64,
+                       w->replicas.rounds.giver, file.bytes, step, most);
+    memcpy(file.hash, hash, sizeof file.hash);
+    if (aq_transfer_is_here(&file)) {
+        aq_log("worker", 1, "its file of step %" PRIu64 " is here", step);
+        return AQ_OK;
+    }
+    AQ_TRY(aq_owned_check(w->checkpoints.folder, AQ_OWNED_CHECKPOINT, w->checkpoints.run_id));
+    return fetch_from(w, &file);
 }

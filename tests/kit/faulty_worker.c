@@ -30,8 +30,12 @@
  *                before the first part leaves; when parts have left
  *                and come, before the first sum does; when sums have left, before the first of another rank is taken;
  *                and when the mean is there, and the launcher does not know it
+ *     gives      in the thread that sends RANK its file of the checkpoint STEP, behind the first piece
+ *     takes      RANK has asked for that file, and the one that sends it is connected
  *     end        after the update, before the step is reported
  *     write      in the thread that writes checkpoint STEP: the file is begun, and not yet whole
+ *
+ * <folder>/RANK.STEP.damage holds nobody: a byte of that file is changed on its way.
  *
  * Only computing stops: links, checkpoints and the control connection work on, as on a slow machine. A test that dies
  * leaves no worker behind: the file or the folder goes, or the hold ends as a failure after HOLD_SECONDS.
@@ -49,6 +53,7 @@
 #include "control.h"
 #include "group.h"
 #include "stages/stage.h"
+#include "transfer.h"
 #include "transport.h"
 #include "worker.h"
 
@@ -94,6 +99,14 @@ enum aq_status __real_aq_group_take(struct aq_group *group, uint32_t from, const
                                     const void **body);
 enum aq_status __wrap_aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected,
                                     const void **body);
+enum aq_status __real_aq_transfer_read(const struct aq_transfer_file *file, int fd, uint8_t *bytes, uint32_t count,
+                                       uint64_t offset);
+enum aq_status __wrap_aq_transfer_read(const struct aq_transfer_file *file, int fd, uint8_t *bytes, uint32_t count,
+                                       uint64_t offset);
+enum aq_status __real_aq_transfer_receive(struct aq_link *link, struct aq_eventcount *eventcount,
+                                          const struct aq_transfer_file *file);
+enum aq_status __wrap_aq_transfer_receive(struct aq_link *link, struct aq_eventcount *eventcount,
+                                          const struct aq_transfer_file *file);
 enum aq_status __real_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                          const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
@@ -298,6 +311,34 @@ enum aq_status __wrap_aq_checkpoint_file_piece(struct aq_checkpoint_file *file)
     AQ_TRY(status);
     written.pieces++;
     return __real_aq_checkpoint_file_piece(file);
+}
+
+enum aq_status __wrap_aq_transfer_read(const struct aq_transfer_file *file, int fd, uint8_t *bytes, uint32_t count,
+                                       uint64_t offset)
+{
+    struct hold hold = {.deadline = 0}; /* of this thread */
+    char path[PATH_BYTES];
+    const char *folder = getenv("FAULTY_HOLD");
+    enum aq_status status = AQ_OK;
+    while (offset > 0 && (status = hold_look(&hold, file->rank, file->step, "gives")) == AQ_AGAIN)
+        nap();
+    AQ_TRY(status);
+    AQ_TRY(__real_aq_transfer_read(file, fd, bytes, count, offset));
+    if (!folder) return AQ_OK;
+    snprintf(path, sizeof path, "%s/%" PRIu32 ".%" PRIu64 ".damage", folder, file->rank, file->step);
+    if (access(path, F_OK) == 0) bytes[count / 2] ^= 1;
+    return AQ_OK;
+}
+
+enum aq_status __wrap_aq_transfer_receive(struct aq_link *link, struct aq_eventcount *eventcount,
+                                          const struct aq_transfer_file *file)
+{
+    static struct hold hold;
+    enum aq_status status = AQ_OK;
+    while ((status = hold_look(&hold, file->rank, file->step, "takes")) == AQ_AGAIN)
+        nap();
+    AQ_TRY(status);
+    return __real_aq_transfer_receive(link, eventcount, file);
 }
 
 /* A pass of that kind has left its values: is one of them to be none? */

@@ -38,7 +38,38 @@ static void average(uint32_t first)
         say_averaged(r, true, 0);
 }
 
-static void assert_metrics_have(const char *line)
+/* Replicas from `first` on train up to this step, with their rounds. */
+__attribute__((unused)) static void train_rounds(uint32_t first, uint64_t last)
+{
+    for (uint64_t step = launcher.stages[first * P].step + 1; step <= last; step++) {
+        for (uint32_t r = first * P; r < RANKS && step % 4 == 0; r++)
+            say_step(r, step, "round");
+        if (step % 4 == 0) average(first);
+        for (uint32_t r = first * P; r < RANKS; r++) {
+            say_step(r, step, "step");
+            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
+        }
+    }
+}
+
+__attribute__((unused)) static void lose_first(uint64_t after)
+{
+    train_rounds(0, after);
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+}
+
+/* The new processes of the first replica come to where they need weights. */
+__attribute__((unused)) static void start_first(void)
+{
+    for (uint32_t r = 0; r < P; r++)
+        for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
+            char line[64];
+            snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
+            say(r, line);
+        }
+}
+
+__attribute__((unused)) static void assert_metrics_have(const char *line)
 {
     char *text;
     assert_int_equal(aq_file_load(NULL, metrics_path, 1 << 20, &text, NULL), AQ_OK);

@@ -5,20 +5,6 @@
  */
 #include "rounds_kit.h"
 
-/* Replicas from `first` on train up to this step, with their rounds. */
-static void train_rounds(uint32_t first, uint64_t last)
-{
-    for (uint64_t step = launcher.stages[first * P].step + 1; step <= last; step++) {
-        for (uint32_t r = first * P; r < RANKS && step % 4 == 0; r++)
-            say_step(r, step, "round");
-        if (step % 4 == 0) average(first);
-        for (uint32_t r = first * P; r < RANKS; r++) {
-            say_step(r, step, "step");
-            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
-        }
-    }
-}
-
 static void test_a_round_ends_without_a_lost_replica(void **state)
 {
     (void)state;
@@ -299,23 +285,6 @@ static void test_a_jump_of_the_clock_makes_nobody_late(void **state)
     assert_false(launcher_is_lost(&launcher, P));
     assert_int_equal(launcher.rounds.decided, 4);
     assert_int_equal(launcher.rounds.without, 0);
-}
-
-static void lose_first(uint64_t after)
-{
-    train_rounds(0, after);
-    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-}
-
-/* The new processes of the first replica come to where they need weights. */
-static void start_first(void)
-{
-    for (uint32_t r = 0; r < P; r++)
-        for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
-            char line[64];
-            snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
-            say(r, line);
-        }
 }
 
 static void test_a_lost_replica_returns(void **state)
@@ -738,24 +707,6 @@ static void test_void_steps_of_all_end_the_run(void **state)
     }
 }
 
-/* Its host does not have the file that another replica wrote for it. */
-static void test_a_return_without_a_shared_folder_says_so(void **state)
-{
-    (void)state;
-    launch.returns = 1;
-    begin_rounds(NEVER_NS);
-    lose_first(5);
-    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-    say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
-    start_first();
-    train_rounds(1, 8);
-    all_mark(P, 8);
-    say(1, "{\"event\":\"failed\",\"status\":\"notfound\",\"text\":\"there is no file\",\"checkpoint\":8}");
-    assert_non_null(strstr(result.cause, "checkpoint.path must be one folder that all hosts share"));
-    assert_non_null(strstr(result.cause, "there is no file"));
-    assert_true(result.unreadable && result.transient);
-}
-
 static void test_a_replica_with_an_old_state_is_refused(void **state)
 {
     static const struct {
@@ -910,7 +861,6 @@ int main(void)
         TEST(test_a_replica_that_enters_is_lost_again),
         TEST(test_a_slow_checkpoint_does_not_mind_who_enters),
         TEST(test_void_steps_of_all_end_the_run),
-        TEST(test_a_return_without_a_shared_folder_says_so),
         TEST(test_a_replica_with_an_old_state_is_refused),
         TEST(test_a_replica_that_cannot_return_sends_all_to_the_rounds_checkpoint),
         TEST(test_the_last_round_but_one_waits_for_a_replica_that_returns),

@@ -1,0 +1,194 @@
+"""reduce.patience over hosts that share no folder: a replica that returns gets its files of the checkpoint from the ranks that wrote them."""
+import os
+import shutil
+import subprocess
+
+import jobs
+from jobs import aqpipe, check, launch, manifest, metrics, no_workers, weights
+from kit import BIN, ROOT, end
+from rounds import CODED, can_return, entered, rounds
+from rounds_hosts import KEYS, Daemons
+
+
+def disk(number):
+    """The folder in which the daemon of that number, or the launcher (0), works."""
+    path = ROOT / f"disk-{number}"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+class Hosts(Daemons):
+    """Each with a disk of its own: a path that begins with /proc/self/cwd is another one on each."""
+
+    def folder(self, number):
+        return disk(number)
+
+
+def keys_of(hosts, name, **changes):
+    """Replica w is on host w, and so are its checkpoints: those of a run in disk-w/NAME."""
+    return {**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2)), "checkpoint.path": f"/proc/self/cwd/{name}", "checkpoint.keep": 9, **changes}
+
+
+def begin(name, keys, *arguments, **environment):
+    said = ROOT / f"{name}.err"
+    with open(said, "w", encoding="utf-8") as file:
+        process = subprocess.Popen([BIN / "aqpipe", "launch", manifest(name, **keys), "--no-progress", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=file, env={**os.environ, **environment}, cwd=disk(0))
+    return process, said
+
+
+def ended(name, process, said, want=0):
+    process.wait(jobs.PATIENCE)
+    check(process.returncode == want, f"{name}: exit code {process.returncode}, wanted {want}\n{said.read_text()[-3000:]}")
+    return said.read_text()
+
+
+def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, ready=None, want=0):
+    """Launch, and kill the worker of `rank` in the middle of step 6. Nobody trains step `back` before its replica can return, and
+    ready() has been called. also(): another hold, and act(process, it): what happens then."""
+    for held in hosts.holds.iterdir():  # of the launch before
+        held.unlink()
+    other = also() if also else None
+    hold = jobs.Hold(6, "backward", rank, hosts.holds)
+    living = jobs.Hold(back, "forward", 4 if rank < 4 else 0, hosts.holds)
+    process, said = begin(name, keys)
+    try:
+        end(hold.reached(process))
+        hold.release()
+        living.reached(process)
+        can_return(name, process, rank // 2 * 2, rank // 2 * 2 + 1)
+        if ready:
+            ready()
+        living.release()
+        if act:
+            act(process, other)
+        return ended(name, process, said, want)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def file_of(name, number, step, rank):
+    return disk(number) / name / str(step) / f"stage-{rank}.safetensors"
+
+
+def whole(name, said, *steps, sent=2):
+    """Replica 1 missed the rounds that end with these steps, was back once, and each of its ranks got its file from replica 0's."""
+    check(rounds(name) == [(step, [0, 2], [1]) for step in steps], f"{name}: {rounds(name)}\n{said[-2000:]}")
+    check(not metrics(name, "restart"), f"{name}: {metrics(name, 'restart')}\n{said[-2000:]}")
+    check([line["step"] for line in metrics(name)] == list(range(1, len(metrics("calm")) + 1)), f"{name}: {[line['step'] for line in metrics(name)]}")
+    check(said.count("gets its checkpoint of step") == sent, f"{name}: {sent} files were to be sent\n{said[-3000:]}")
+    for rank in (2, 3) if sent else ():
+        check(file_of(name, 1, steps[-1], rank).read_bytes() == file_of(name, 0, steps[-1], rank).read_bytes(), f"{name}: another file of rank {rank}")
+        check(not list(disk(1).glob(f"{name}/*/*.partial")), f"{name}: something of a file is left")
+
+
+def repeated(name, keys, hosts):
+    """The same bits from the log alone, on disks of their own."""
+    log = ROOT / f"{name}-log.jsonl"
+    shutil.copyfile(ROOT / name / "metrics.jsonl", log)
+    again = f"{name}-again"
+    process, said = begin(again, {**keys, "checkpoint.path": f"/proc/self/cwd/{again}"}, "--rounds", log)
+    ended(again, process, said)
+    check(rounds(again) == rounds(name) and weights(again) == weights(name), f"{again}: {rounds(again)}, or other weights")
+
+
+def scenario_rounds_files():
+    """Its files come over the network, with the bits of a run on a shared folder; all start again from that checkpoint, each from its own disk."""
+    hosts = Hosts(3)
+    try:
+        launch(manifest("calm", **{**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2))}))
+        said = lose("shared", {**keys_of(hosts, "shared"), "checkpoint.path": None}, hosts)
+        whole("shared", said, 8, sent=0)
+        log = (ROOT / "shared" / "logs" / "stage-2.log").read_text()
+        check("its file of step 8 is here" in log, f"shared: the file is not looked at\n{log[-2000:]}")
+        keys = keys_of(hosts, "apart")
+        said = lose("apart", keys, hosts)
+        whole("apart", said, 8)
+        check(weights("apart") == weights("shared") != weights("calm"), "apart: other weights than with a shared folder")
+        repeated("apart", keys, hosts)
+        # The launcher is killed when the replica has its files, and trains: all resume from that checkpoint, each from its own disk.
+        keys = keys_of(hosts, "killed")
+
+        def kill(process, hold):
+            hold.reached(process)
+            end(process.pid)
+            process.wait()
+            hold.release()
+        lose("killed", keys, hosts, act=kill, also=lambda: jobs.Hold(10, "begin", 2, hosts.holds), want=-9)
+        process, said = begin("killed", keys, "--resume")
+        ended("killed", process, said)
+        check(weights("killed") == weights("apart"), f"killed: other weights after all resumed\n{said.read_text()[-2000:]}")
+    finally:
+        hosts.close()
+    no_workers("rounds_files")
+
+
+def scenario_rounds_files_faults():
+    """The receiver is killed, the sender is killed, a file is damaged on its way, nobody can connect: the others train on, and the replica returns later."""
+    hosts = Hosts(3)
+    try:
+        launch(manifest("calm", **{**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2))}))
+
+        def receiver(process, hold):
+            end(hold.reached(process))
+            hold.release()
+        said = lose("receiver", keys_of(hosts, "receiver"), hosts, act=receiver, also=lambda: jobs.Hold(8, "takes", 2, hosts.holds))
+        check([step for step, entering in entered("receiver") if 1 in entering][0] == 8 and len(entered("receiver")) == 2, f"receiver: {entered('receiver')}\n{said[-2000:]}")
+        whole("receiver", said, *[step for step, _, _ in rounds("receiver")], sent=said.count("gets its checkpoint of step"))
+        check(said.count("replica 1 is back") == 1, f"receiver: {said[-3000:]}")
+        repeated("receiver", keys_of(hosts, "receiver"), hosts)
+
+        def sender(process, hold):
+            end(hold.reached(process))
+            hold.release()
+        said = lose("sender", keys_of(hosts, "sender"), hosts, act=sender, also=lambda: jobs.Hold(8, "gives", 2, hosts.holds))
+        check("replica 1 stage 0 does not get its checkpoint from replica 0 stage 0: it is lost" in said, f"sender: {said[-3000:]}")
+        check([line[1] for line in rounds("sender")][1] == [2], f"sender: {rounds('sender')}\n{said[-2000:]}")
+        for replica in (0, 1):
+            check(said.count(f"replica {replica} is back") == 1, f"sender: replica {replica} is not back\n{said[-3000:]}")
+        check(not metrics("sender", "restart"), f"sender: {metrics('sender', 'restart')}")
+        repeated("sender", keys_of(hosts, "sender"), hosts)
+
+        said = lose("damaged", keys_of(hosts, "damaged"), hosts, also=lambda: (hosts.holds / "2.8.damage").touch())
+        check("stage-2.safetensors came from" in said and "it is damaged there" in said, f"damaged: {said[-3000:]}")
+        check(said.count("replica 1 is back") == 1 and not metrics("damaged", "restart"), f"damaged: {said[-3000:]}")
+        check(not file_of("damaged", 1, 8, 2).exists() and not list(disk(1).glob("damaged/*/*.partial")), "damaged: something of that file is left")
+        repeated("damaged", keys_of(hosts, "damaged"), hosts)
+    finally:
+        hosts.close()
+    no_workers("rounds_files_faults")
+
+
+def scenario_rounds_files_kinds():
+    """Under TLS, over QUIC, with each step a round, with lossy codecs, for a rank that has an older file of that step."""
+    done = aqpipe("keys", "init", ROOT / "keys", "--job", "e2e", "--stages", 6, "--hosts", "127.0.0.1")
+    check(done.returncode == 0, done.stderr)
+    hosts, secured = Hosts(3), Hosts(3, "--keys", ROOT / "keys")
+    try:
+        launch(manifest("calm", **{**KEYS, "pipeline.stages": hosts.placed((0, 0), (1, 1), (2, 2))}))
+        keys = keys_of(hosts, "plain")
+        said = lose("plain", keys, hosts)
+        whole("plain", said, 8)
+        under = {"pipeline.stages": secured.placed((0, 0), (1, 1), (2, 2)), "security.tls": "on", "security.keys": ROOT / "keys"}
+        for name, changes in (("secured", {}), ("quic", {"link.protocol": "quic"})):
+            said = lose(name, {**keys_of(secured, name), **under, **changes}, secured)
+            whole(name, said, 8)
+            check(weights(name) == weights("plain"), f"{name}: other weights than in the clear")
+        for name, changes in (("steps", {"reduce.every": 1}), ("sign", CODED["sign"]), ("topk", CODED["topk"])):
+            keys = keys_of(hosts, name, **changes)
+            said = lose(name, keys, hosts)
+            whole(name, said, *[step for step, _, _ in rounds(name)])
+            repeated(name, keys, hosts)
+
+        # A file of that step is there, of the same length: it is another one, and is replaced.
+        def stale():
+            file_of("stale", 1, 8, 2).parent.mkdir()
+            shutil.copyfile(file_of("plain", 1, 16, 2), file_of("stale", 1, 8, 2))
+        said = lose("stale", keys_of(hosts, "stale"), hosts, ready=stale)
+        whole("stale", said, 8)
+        check(weights("stale") == weights("plain"), "stale: other weights")
+    finally:
+        hosts.close()
+        secured.close()
+    no_workers("rounds_files_kinds")
