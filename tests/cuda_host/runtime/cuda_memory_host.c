@@ -75,8 +75,11 @@ static size_t pages_of(size_t bytes, size_t align)
     return (align + bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. */
-enum { LARGE = 4 << 20, LARGE_END = 256 << 10 };
+/*
+ * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. Where the
+ * promise of zeroes is broken an allocation is large later, and its ends are longer, because more of it is looked at.
+ */
+enum { LARGE = 4 << 20, LARGE_END = 256 << 10, BROKEN_LARGE = 32 << 20, BROKEN_END = 4 << 20 };
 
 /* CUDA_HOST_FRESH=poison: see above. */
 static bool breaks_promise(void)
@@ -127,11 +130,13 @@ static uint8_t *pages_take(uint8_t **base, size_t *used, size_t bytes, size_t al
     if (!page || mprotect(page, whole, PROT_READ | PROT_WRITE) != 0) return NULL;
     if (whole >= (size_t)2 << 20) (void)madvise(page, whole, MADV_HUGEPAGE); /* its first touch is what it costs */
     memcpy(page, &bytes, sizeof bytes);
-    if (bytes < LARGE || breaks_promise()) {
+    const bool broken = breaks_promise();
+    const size_t end = broken ? BROKEN_END : LARGE_END;
+    if (bytes < (broken ? BROKEN_LARGE : LARGE)) {
         poison(page + align, bytes);
     } else {
-        poison(page + align, LARGE_END);
-        poison(page + align + bytes - LARGE_END, LARGE_END);
+        poison(page + align, end);
+        poison(page + align + bytes - end, end);
     }
     ASAN_POISON_MEMORY_REGION(page, align);
     ASAN_POISON_MEMORY_REGION(page + align + bytes, whole - align - bytes);
