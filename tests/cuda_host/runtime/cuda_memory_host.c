@@ -76,8 +76,8 @@ static size_t pages_of(size_t bytes, size_t align)
 }
 
 /*
- * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. Where the
- * promise of zeroes is broken an allocation is large later, and its ends are longer, because more of it is looked at.
+ * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. The
+ * limit is higher, and the ends are longer, where the promise of zeroes is broken.
  */
 enum { LARGE = 4 << 20, LARGE_END = 256 << 10, BROKEN_LARGE = 32 << 20, BROKEN_END = 4 << 20 };
 
