@@ -75,11 +75,8 @@ static size_t pages_of(size_t bytes, size_t align)
     return (align + bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/*
- * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. The
- * limit is higher, and the ends are longer, where the promise of zeroes is broken.
- */
-enum { LARGE = 4 << 20, LARGE_END = 256 << 10, BROKEN_LARGE = 32 << 20, BROKEN_END = 4 << 20 };
+/* Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. */
+enum { LARGE = 4 << 20, LARGE_END = 256 << 10 };
 
 /* CUDA_HOST_FRESH=poison: see above. */
 static bool breaks_promise(void)
@@ -130,13 +127,11 @@ static uint8_t *pages_take(uint8_t **base, size_t *used, size_t bytes, size_t al
     if (!page || mprotect(page, whole, PROT_READ | PROT_WRITE) != 0) return NULL;
     if (whole >= (size_t)2 << 20) (void)madvise(page, whole, MADV_HUGEPAGE); /* its first touch is what it costs */
     memcpy(page, &bytes, sizeof bytes);
-    const bool broken = breaks_promise();
-    const size_t end = broken ? BROKEN_END : LARGE_END;
-    if (bytes < (broken ? BROKEN_LARGE : LARGE)) {
+    if (bytes < LARGE || breaks_promise()) {
         poison(page + align, bytes);
     } else {
-        poison(page + align, end);
-        poison(page + align + bytes - end, end);
+        poison(page + align, LARGE_END);
+        poison(page + align + bytes - LARGE_END, LARGE_END);
     }
     ASAN_POISON_MEMORY_REGION(page, align);
     ASAN_POISON_MEMORY_REGION(page + align + bytes, whole - align - bytes);
