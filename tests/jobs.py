@@ -1,5 +1,6 @@
 """Small whole jobs for tests: manifests, launches, what they leave, and the processes below them. See e2e and chaos."""
 import contextlib
+import ctypes
 import fcntl
 import json
 import mmap
@@ -23,6 +24,7 @@ PORTS = []  # the names of lasting_port()
 
 MEMORY = pathlib.Path("/dev/shm")
 MEMORY_FREE_MIN = 4 << 30  # of six tests at once none has had 300 MiB
+PR_SET_THP_DISABLE = 41
 
 
 def lasting_port(count=1):
@@ -83,6 +85,7 @@ def begin(folder, tag, again, disk=False):
     """Programs of `folder`, a new folder for everything that is written; `again` is how to run the test again."""
     global BIN, ROOT, AGAIN
     BIN, AGAIN = pathlib.Path(folder).resolve(), again
+    ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # small jobs without huge pages, which the kernel clears: kit/case_parts.c
     where = folder_of_tests(disk)
     if where:
         sweep(tag)

@@ -3,6 +3,9 @@ set_tests_properties(tidy PROPERTIES LABELS quick)
 # What repeats failed tests in CI, on a tree of toy tests.
 add_test(NAME test_flaky COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_flaky)
 set_tests_properties(test_flaky PROPERTIES LABELS quick TIMEOUT 900)
+# What counts the processor time of each test.
+add_test(NAME test_processor_time COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_processor_time)
+set_tests_properties(test_processor_time PROPERTIES LABELS quick TIMEOUT 900)
 # How much of the English needs a second reading, by page and by folder: tests/prose.budget.
 add_test(NAME prose COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/prose)
 set_tests_properties(prose PROPERTIES LABELS quick)

@@ -112,7 +112,7 @@ def scenario_gpu_bad_input():
 def scenario_replicas_one_gpu():
     """Two replicas whose stages share one GPU learn as on the CPU, and stay bit-identical."""
     keys = {**REPLICAS, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
-            "edges.backward.bits": 8, "model.channels": 64, "reduce.codec": "q4"}
+            "edges.backward.bits": 8, "model.channels": 64, "reduce.codec": "q4", **emulated(2)}
     launch(manifest("cpu", **keys))
     path = manifest("gpu", **{**keys, "pipeline.stages": "[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}]"})
     done = aqpipe("launch", path, "--no-progress")
@@ -120,7 +120,7 @@ def scenario_replicas_one_gpu():
         print(done.stderr.strip().split("\n")[-1])
         sys.exit(77)
     check(done.returncode == 0, f"gpu: {done.stderr[-2000:]}")
-    for a, b in zip(losses("gpu"), losses("cpu")):
+    for a, b in zip(losses("gpu"), losses("cpu"), strict=True):
         check(abs(a - b) < 0.02 * abs(b), f"losses {losses('gpu')}, on the CPU {losses('cpu')}")
     for rank in (2, 3):
         mine, other = arrays("gpu", rank), arrays("gpu", rank - 2)
