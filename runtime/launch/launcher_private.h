@@ -310,7 +310,7 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * train again? patience: the run's, or longer while its caches are filled again. cold: it has sent a sample that they
  * lack. came: all that live are at a round's end; in_time: within the run's patience. marked: all that live have the
  * checkpoint of this step; complete: it is the run's, and not broken off. open: the launch begins. over: a round is;
- * these replicas enter after it.
+ * these replicas averaged for the first time since their return, and these enter after it.
  */
 void launcher_return_stood_in(struct launcher *launcher, uint32_t rank, const struct aq_message *message);
 void launcher_return_fetch(struct launcher *launcher, uint32_t rank, const struct aq_message *message);
@@ -331,7 +331,7 @@ void launcher_return_cold(struct launcher *launcher, uint32_t rank);
 void launcher_return_came(struct launcher *launcher, bool in_time);
 void launcher_return_marked(struct launcher *launcher, uint64_t step, bool complete);
 void launcher_return_open(struct launcher *launcher);
-void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t entering);
+void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t returned, uint64_t entering);
 void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t step);
 void launcher_return_told(struct launcher *launcher, uint64_t step);
 void launcher_return_stay(struct launcher *launcher, uint64_t step);

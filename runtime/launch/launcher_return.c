@@ -158,9 +158,12 @@ void launcher_return_open(struct launcher *launcher)
         launcher->rounds.replicas[w].caches = is_regular(launcher, step) ? step : 0;
 }
 
-void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t entering)
+/* A run that repeats this one lets a replica enter only where it averages at the end of its first round. */
+void launcher_return_over(struct launcher *launcher, uint64_t step, uint64_t returned, uint64_t entering)
 {
     struct launcher_rounds *rounds = &launcher->rounds;
+    for (uint32_t w = 0; w < launcher->launch->replicas; w++)
+        if (returned >> w & 1) rounds->replicas[w].caches = rounds->replicas[w].from;
     const bool none = rounds->entered && !(rounds->entered & rounds->named);
     for (uint32_t w = 0; w < launcher->launch->replicas && none && !is_regular(launcher, rounds->entered_at); w++)
         if (rounds->replicas[w].caches == rounds->entered_at) rounds->replicas[w].caches = 0;
@@ -351,7 +354,6 @@ void launcher_return_ready(struct launcher *launcher, uint32_t rank)
     struct launcher_replica *of = &launcher->rounds.replicas[replica];
     if (of->state != REPLICA_ENTERS || !all_are(launcher, replica, STAGE_READY)) return;
     of->state = REPLICA_TRAINS;
-    of->caches = of->from;
     of->go_ns = launcher->watch.clock.now_ns + 1;
     for (uint32_t r = replica * P; r < (replica + 1) * P; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", "go", "rank", (json_int_t)r);

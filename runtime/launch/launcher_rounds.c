@@ -321,7 +321,7 @@ static void end_round(struct launcher *launcher)
     if (mark) rounds->without = step;
     for (uint32_t w = 0; w < all; w++)
         if (entering >> w & 1) launcher_return_enter(launcher, w, step);
-    launcher_return_over(launcher, step, entering);
+    launcher_return_over(launcher, step, returned, entering);
     launcher_steps_next(launcher, step, rounds->named);
     if (count < all || returned || launcher->launch->resume > 0 || launcher->launch->bounds.by_speed)
         note(launcher, step, rounds->named, entering);

@@ -632,7 +632,10 @@ static void test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none(void
         for (uint32_t r = 0; r < 4; r++)
             if (whole || r != 2) say_step(r, 12, "mark");
         assert_int_equal(result.mark, whole ? 12 : 8);
-        say(whole ? 4 : 2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* it has not trained yet; or half a mark */
+        for (uint32_t r = 4; r < RANKS && whole; r++)
+            say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+        assert_int_equal(launcher.rounds.replicas[2].state, whole ? REPLICA_TRAINS : REPLICA_ENTERS);
+        say(whole ? 4 : 2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* it has not averaged yet; or half a mark */
         assert_int_equal(launcher.rounds.replicas[0].caches, whole ? 12 : 0);
         assert_int_equal(launcher.rounds.replicas[1].caches, whole ? 12 : 8);
         train_round(whole ? 3 : 1, 16);
