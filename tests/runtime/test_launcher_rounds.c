@@ -600,8 +600,8 @@ static void test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint(void 
 }
 
 /*
- * A repeated run takes no checkpoint for a return that did not come about: broken off, or who was to enter is lost first.
- * So nobody returns with its mark, nor with one that it may have replaced.
+ * A repeated run takes no checkpoint for a return that did not come about: it was broken off, or who was to enter was
+ * lost first. So nobody returns with its mark, nor with one that it may have replaced.
  */
 static void test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none(void **state)
 {
@@ -635,7 +635,8 @@ static void test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none(void
         for (uint32_t r = 4; r < RANKS && whole; r++)
             say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
         assert_int_equal(launcher.rounds.replicas[2].state, whole ? REPLICA_TRAINS : REPLICA_ENTERS);
-        say(whole ? 4 : 2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}"); /* it has not averaged yet; or half a mark */
+        /* It has not averaged yet; or half a mark. */
+        say(whole ? 4 : 2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
         assert_int_equal(launcher.rounds.replicas[0].caches, whole ? 12 : 0);
         assert_int_equal(launcher.rounds.replicas[1].caches, whole ? 12 : 8);
         train_round(whole ? 3 : 1, 16);
