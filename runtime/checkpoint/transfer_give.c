@@ -58,7 +58,9 @@ static enum aq_status send_pieces(struct aq_transfer_give *give)
                                        .argument = give->sent,
                                        .body_bytes = count,
                                        .body = bytes};
-        AQ_TRY(aq_link_send(give->link, &frame, place));
+        const enum aq_status status = aq_link_send(give->link, &frame, place);
+        if (status == AQ_INVAL) return status;
+        if (status != AQ_OK) return AQ_OK; /* the link has ended, and its last event has the reason */
         give->lent |= 1ull << place;
         give->sent += count;
     }
