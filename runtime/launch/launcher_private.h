@@ -303,9 +303,9 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
  * send do not come. late: why it has not read its checkpoint in time. begin: it was just lost; its processes are
  * ended, or it does not return. exited: this rank's process has ended; true: that is no loss. reached: a daemon
  * answers again. ready: this rank is, while others train. waits: is it where it can enter? may: will it return by
- * itself? enter: the round that
- * ends with this step was its last one without; its ranks are told when the checkpoint is complete (told). stay: it is
- * broken off, so they wait for a later one. turn: has one taken too long? is_late: has a replica that is missed at a
+ * itself? enter: the round that ends with this step was its last one without; its ranks are told when the checkpoint
+ * is complete (told). stay: it is broken off, so they wait for a later one. turn: has one taken too long? is_late:
+ * has a replica that is missed at a
  * round's end, where the first came at first_ns, taken more than its patience since then, and since it was told to
  * train again? patience: the run's, or longer while its caches are filled again. cold: it has sent a sample that they
  * lack. came: all that live are at a round's end; in_time: within the run's patience. marked: all that live have the

@@ -212,7 +212,7 @@ static void add_caches(const struct launcher *launcher, uint64_t step, uint64_t 
         if (!(members >> w & 1) && launcher->rounds.replicas[w].caches)
             json_object_set_new(marks, key, json_integer((json_int_t)launcher->rounds.replicas[w].caches));
     }
-    json_object_update(marks, json_object_get(launcher_rounds_logged(launcher, step), "caches"));
+    (void)json_object_update(marks, json_object_get(launcher_rounds_logged(launcher, step), "caches"));
     if (json_object_size(marks) > 0) json_object_set(message, "caches", marks);
     json_decref(marks);
 }
@@ -525,7 +525,8 @@ static enum aq_status take_line(const json_t *line, void *context)
     struct launcher *launcher = context;
     char key[24];
     size_t index;
-    const json_t *number, *without = json_object_get(line, "without");
+    json_t *number;
+    const json_t *without = json_object_get(line, "without"), *caches = json_object_get(line, "caches");
     if (!aq_control_is(line, "event", "round")) return AQ_OK;
     const uint64_t step = aq_control_u64_or(line, "step", 0);
     bool good = launcher_rounds_due(launcher, step) && json_array_size(without) < launcher->launch->replicas &&
@@ -535,7 +536,13 @@ static enum aq_status take_line(const json_t *line, void *context)
         const json_int_t replica = json_is_integer(number) ? json_integer_value(number) : -1;
         good = good && replica >= 0 && replica < (json_int_t)launcher->launch->replicas;
     }
-    if (!good || !json_is_array(without))
+    const char *name;
+    json_object_foreach((json_t *)caches, name, number)
+    {
+        const json_int_t mark = json_is_integer(number) ? json_integer_value(number) : -1;
+        good = good && mark >= 0 && (uint64_t)mark < step;
+    }
+    if (!good || !json_is_array(without) || (caches && !json_is_object(caches)))
         return aq_fail(AQ_MISMATCH, "launch",
                        "%s: its round of step %" PRIu64 " is none of this job: repeat a run with its own manifest",
                        launcher->launch->rounds, step);

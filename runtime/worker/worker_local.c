@@ -132,7 +132,7 @@ static uint64_t all_replicas(const struct aq_worker *w)
     return w->W < 64 ? (1ull << w->W) - 1 : UINT64_MAX;
 }
 
-/* At which marks missing replicas open their caches. A launcher of before it told that has none. */
+/* At which marks missing replicas open their caches. */
 static enum aq_status caches_told(struct aq_worker *w, const json_t *message)
 {
     const json_t *told = json_object_get(message, "caches");
@@ -143,7 +143,7 @@ static enum aq_status caches_told(struct aq_worker *w, const json_t *message)
         w->replicas.rounds.caches[v] = 0;
         if (!mark) continue;
         if (!json_is_integer(mark) || json_integer_value(mark) < 0 ||
-            (uint64_t)json_integer_value(mark) > w->replicas.rounds.step)
+            (uint64_t)json_integer_value(mark) >= w->replicas.rounds.step)
             return aq_fail(AQ_PROTO, "worker",
                            "step %" PRIu64 ": the launcher names no step for the caches of replica %u",
                            w->replicas.rounds.step, v);

@@ -69,6 +69,17 @@ def entered(name):
     return [(line["step"], line["entering"]) for line in metrics(name, "round") if line["entering"]]
 
 
+def killed_at(path, step):
+    """A run that resumes, and whose launcher is killed at this step."""
+    hold = jobs.Hold(step)
+    process = start(path, "--resume", environment=hold.environment(), lines=False)
+    hold.reached(process)
+    end(process.pid)
+    process.communicate(timeout=jobs.PATIENCE)
+    hold.release()
+    no_workers(path.stem)
+
+
 def repeated(name, keys, resumes=True):
     """The same weights from the log alone, nobody killed; and from a checkpoint, by --resume."""
     log = ROOT / f"{name}-log.jsonl"
@@ -83,13 +94,7 @@ def repeated(name, keys, resumes=True):
     path = manifest(f"{name}-resumed", **keys)
     launch(path, "--rounds", log, "--restarts", "0", want=1)  # the round's checkpoint is complete, and nobody starts again
     check(complete(f"{name}-resumed") == 8, f"{name}-resumed: the checkpoint of {complete(f'{name}-resumed')}")
-    hold = jobs.Hold(11)
-    process = start(path, "--resume", environment=hold.environment(), lines=False)
-    hold.reached(process)
-    end(process.pid)
-    process.communicate(timeout=jobs.PATIENCE)
-    hold.release()
-    no_workers(name)
+    killed_at(path, 11)
     launch(path, "--resume")
     check(weights(f"{name}-resumed") == weights(name), f"{name}-resumed: other weights")
 
@@ -557,7 +562,10 @@ def scenario_rounds_bad_input():
     good = {"event": "round", "step": 8, "members": [0], "without": [1]}
     for tag, change, pattern in (("step", {"step": 7}, "its round of step 7 is none of this job"),
                                  ("text", {"without": "1"}, "is none of this job"), ("far", {"without": [2]}, "is none of this job"),
-                                 ("negative", {"without": [-1]}, "is none of this job"), ("all", {"without": [0, 1]}, "is none of this job"),
+                                 ("negative", {"without": [-1]}, "is none of this job"),
+                                 ("marks", {"caches": [1]}, "is none of this job"), ("later", {"caches": {"1": 8}}, "is none of this job"),
+                                 ("below", {"caches": {"1": -8}}, "is none of this job"), ("words", {"caches": {"1": "4"}}, "is none of this job"),
+                                 ("all", {"without": [0, 1]}, "is none of this job"),
                                  ("last", {"step": last}, rf"the round of step {last} cannot end without replica 1")):
         log = ROOT / f"{tag}.jsonl"
         log.write_text(json.dumps({**good, **change}) + "\n")

@@ -7,7 +7,7 @@ import time
 import jobs
 from jobs import check, launch, manifest, metrics, no_workers, weights
 from kit import ROOT, complete, end, marked, start
-from rounds import FOUR, ROUNDS, UNSAID, can_return, entered, lose, repeated, rounds, shares, whole_run
+from rounds import FOUR, ROUNDS, UNSAID, can_return, entered, killed_at, lose, repeated, rounds, shares, whole_run
 
 LONG = {**FOUR, "train.epochs": 12}  # 36 steps
 DELTA = {**LONG, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4}
@@ -200,13 +200,7 @@ def scenario_rounds_caches():
         path = manifest(f"{name}-all", **keys)
         launch(path, "--rounds", log, "--restarts", "0", want=1)
         check(complete(f"{name}-all") == 16, f"{name}-all: the checkpoint of {complete(f'{name}-all')}")
-        hold = jobs.Hold(19)
-        process = start(path, "--resume", environment=hold.environment(), lines=False)
-        hold.reached(process)
-        end(process.pid)
-        process.communicate(timeout=jobs.PATIENCE)
-        hold.release()
-        no_workers(f"{name}-all")
+        killed_at(path, 19)
         launch(path, "--resume")
         check(weights(f"{name}-all") == weights(name), f"{name}-all: other weights")
     # It is lost again in its first round, and in the one after it, before another checkpoint: the mark of its return counts after it has averaged.

@@ -38,6 +38,12 @@ static void average(uint32_t first)
         say_averaged(r, true, 0);
 }
 
+__attribute__((unused)) static void exit_ranks(uint32_t first, uint32_t end)
+{
+    for (uint32_t r = first; r < end; r++)
+        if (launcher.stages[r].state != STAGE_EXITED) say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+}
+
 /* Replicas from `first` on train up to this step, with their rounds. */
 __attribute__((unused)) static void train_rounds(uint32_t first, uint64_t last)
 {
@@ -58,10 +64,10 @@ __attribute__((unused)) static void lose_first(uint64_t after)
     say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
 }
 
-/* The new processes of the first replica come to where they need weights. */
-__attribute__((unused)) static void start_first(void)
+/* The new processes of these ranks come to where they need weights. */
+__attribute__((unused)) static void start_ranks(uint32_t first, uint32_t end)
 {
-    for (uint32_t r = 0; r < P; r++)
+    for (uint32_t r = first; r < end; r++)
         for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
             char line[64];
             snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);

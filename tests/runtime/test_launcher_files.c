@@ -33,7 +33,7 @@ static void wait_for_files(void)
     lose_first(5);
     say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
     say(2, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-    start_first();
+    start_ranks(0, P);
     train_rounds(1, 8);
 }
 

@@ -300,7 +300,7 @@ static void test_a_lost_replica_returns(void **state)
     assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
     assert_int_equal(launcher.ended, 0);
     assert_false(launcher_return_waits(&launcher, 0));
-    start_first();
+    start_ranks(0, P);
     assert_true(launcher_return_waits(&launcher, 0));
     train_rounds(1, 8);
     assert_int_equal(launcher.rounds.without, 8);
@@ -372,7 +372,7 @@ static void test_a_step_ends_without_a_replica_and_waits_for_one_that_enters(voi
         assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
         train_step(1);
         assert_int_equal(launcher.rounds.without, 0); /* nobody can enter yet */
-        start_first();
+        start_ranks(0, P);
         train_step(1);
         assert_int_equal(launcher.rounds.without, 7);
         for (uint32_t r = P; r < RANKS; r++)
@@ -416,9 +416,8 @@ static void step_and_eval(uint32_t rank, uint64_t step)
  */
 static void come_back_late(uint64_t from, uint32_t seconds, uint64_t *now_ns)
 {
-    for (uint32_t r = 0; r < P; r++)
-        if (launcher.stages[r].state != STAGE_EXITED) say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-    start_first();
+    exit_ranks(0, P);
+    start_ranks(0, P);
     for (uint32_t r = P; r < RANKS; r++) /* the step whose round's end they have come to */
         if (launcher.stages[r].round > launcher.stages[r].step) step_and_eval(r, launcher.stages[r].round);
     train_rounds(1, from);
@@ -522,7 +521,7 @@ static void test_a_loss_breaks_off_a_checkpoint_that_is_not_complete(void **stat
         assert_int_equal(result.mark, 0);
         say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
         say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
-        start_first();
+        start_ranks(0, P);
         train_rounds(1, trained / 4 * 4 + 4);
         assert_int_equal(launcher.rounds.without, trained / 4 * 4 + 4);
         for (uint32_t r = P; r < RANKS; r++)
@@ -573,14 +572,8 @@ static void test_a_replica_that_was_to_enter_waits_for_the_next_checkpoint(void 
     launch.bounds.steps = 24;
     launch.bounds.evaluates = false;
     train_round(7, 4);
-    for (uint32_t r = 4; r < RANKS; r++)
-        say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-    for (uint32_t r = 4; r < RANKS; r++)
-        for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
-            char line[64];
-            snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
-            say(r, line);
-        }
+    exit_ranks(4, RANKS);
+    start_ranks(4, RANKS);
     train_round(3, 8);
     assert_int_equal(launcher.rounds.replicas[2].state, REPLICA_ENTERS);
     assert_int_equal(launcher.rounds.without, 8);
@@ -619,14 +612,8 @@ static void test_caches_are_not_opened_at_a_mark_for_a_return_that_was_none(void
             say_step(r, 8, "mark");
         for (uint32_t w = 0; w < 3; w++)
             assert_int_equal(launcher.rounds.replicas[w].caches, 8);
-        for (uint32_t r = 4; r < RANKS; r++)
-            say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
-        for (uint32_t r = 4; r < RANKS; r++)
-            for (int phase = AQ_PHASE_DEVICE; phase <= AQ_PHASE_WEIGHTS; phase++) {
-                char line[64];
-                snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
-                say(r, line);
-            }
+        exit_ranks(4, RANKS);
+        start_ranks(4, RANKS);
         train_round(3, 12);
         assert_int_equal(launcher.rounds.without, 12);
         for (uint32_t r = 0; r < 4; r++)
@@ -659,7 +646,7 @@ static void test_a_replica_that_enters_is_lost_again(void **state)
     lose_first(5);
     say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
     say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
-    start_first();
+    start_ranks(0, P);
     train_rounds(1, 8);
     assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_ENTERS);
     assert_int_equal(launcher.rounds.without, 8);
@@ -686,7 +673,7 @@ static void test_a_slow_checkpoint_does_not_mind_who_enters(void **state)
     say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
     say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
     train_rounds(1, 8);
-    start_first();
+    start_ranks(0, P);
     train_rounds(1, 12);
     for (uint64_t step = 8; step <= 12; step += 4) {
         for (uint32_t r = P; r < RANKS; r++)
@@ -730,7 +717,7 @@ static void test_a_replica_with_an_old_state_is_refused(void **state)
         lose_first(5);
         say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
         say(2, "{\"event\":\"exited\",\"code\":1,\"pid\":1}");
-        start_first();
+        start_ranks(0, P);
         if (wrong[i].told) {
             train_rounds(1, 8);
             for (uint32_t r = P; r < RANKS; r++)
@@ -784,7 +771,7 @@ static void test_the_last_round_but_one_waits_for_a_replica_that_returns(void **
         average(1);
         assert_int_equal(launcher.rounds.decided, 8);
         if (in_time)
-            start_first();
+            start_ranks(0, P);
         else
             aq_watch_tick(&launcher.watch, NEVER_NS);
         launcher_rounds_turn(&launcher);
