@@ -3,8 +3,9 @@
  * certain.
  *
  * The end of a worker has three signs that come in any order: its channel closes, its output closes, waitpid has it.
- * `exited` is sent after waitpid and after everything readable was read, so that it is the rank's last line to the
- * launcher.
+ * `exited` is sent after waitpid and after everything readable was read, of this worker and of the others. So it is the
+ * rank's last line to the launcher, and a line that another worker had sent before this one ended comes before it: the
+ * launcher may end that worker at once, and take no more lines from it (reduce.patience).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -306,10 +307,14 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
 /* It has ended: reads the rest, sends `exited` and frees the worker. */
 static void worker_finish(struct daemon *daemon, struct worker *worker)
 {
-    worker_serve(daemon, worker);
-    /* Its last lines wait until its launcher has read what came before: the loop comes again. Left open without
+    bool open = false;
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
+        if (daemon->workers[i].used) worker_serve(daemon, &daemon->workers[i]);
+        open |= daemon->workers[i].control != NULL;
+    }
+    /* Their lines wait until the launcher has read what came before: the loop comes again. Left open without
      * back-pressure: a descendant of the worker holds the other end, and nothing more will come. */
-    if (worker->control && daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return;
+    if (open && daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return;
     if (worker->output != -1) worker_listen(daemon, worker);
     if (worker->line_bytes > 0) log_scan(worker, "\n", 1);
     char why[160];

@@ -68,7 +68,8 @@ def repeated(name, keys, resumes=None, told=True):
     shutil.copyfile(ROOT / name / "metrics.jsonl", log)
     launch(manifest(f"{name}-again", **keys), "--rounds", log)
     check((rounds(f"{name}-again"), entered(f"{name}-again")) == (rounds(name), entered(name)), f"{rounds(f'{name}-again')}, {entered(f'{name}-again')}")
-    check(weights(f"{name}-again") == weights(name) and (not told or losses(f"{name}-again") == losses(name)), f"{name}-again: other bits")
+    check(weights(f"{name}-again") == weights(name), f"{name}-again: other weights")
+    check(not told or losses(f"{name}-again") == losses(name), f"{name}-again: other losses: {losses(f'{name}-again')}, not {losses(name)}")
     if not resumes:
         return
     path = manifest(f"{name}-resumed", **keys)

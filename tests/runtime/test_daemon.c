@@ -2,6 +2,8 @@
  * test_daemon.c -- a daemon's door, in this process: whose proof counts, who gets a place, and that nobody waits for
  * one who does not read. The loop's calls are made by hand, so that nothing here depends on time.
  */
+#include <signal.h>
+
 #include "daemon_kit.h"
 
 static void prove_with(struct client *client, const char *nonce, const char *proof)
@@ -292,6 +294,57 @@ static void test_long_lines_end_at_the_limit_of_the_state(void **state)
     }
 }
 
+/* A worker's end of the channel; the daemon's is in its place. */
+static int worker_at(int place, uint32_t rank)
+{
+    int fds[2];
+    struct worker *worker = &daemon_->workers[place];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    *worker = (struct worker){.used = true, .rank = rank, .pid = getpid(), .output = -1, .log = -1};
+    assert_int_equal(aq_control_open(fds[0], &worker->control), AQ_OK);
+    return fds[1];
+}
+
+static void write_all(int fd, const char *line)
+{
+    assert_int_equal(write(fd, line, strlen(line)), (ssize_t)strlen(line));
+}
+
+/* Two workers have sent a step's lines when one of them is reaped: the other's line is not behind the end. */
+static void test_what_others_sent_before_an_end_comes_before_it(void **state)
+{
+    (void)state;
+    struct client owner;
+    char line[4096];
+    welcome(&owner);
+    daemon_->owner = owner.connection;
+    const int living = worker_at(1, 3), ended = worker_at(0, 2);
+    write_all(living, "{\"event\":\"step\",\"step\":5}\n");
+    write_all(ended, "{\"event\":\"step\",\"step\":5}\n");
+    close(ended);
+    daemon_->workers[0].reaped = true; /* by signal 9 */
+    daemon_->workers[0].wait_status = SIGKILL;
+    worker_reap(daemon_);
+    uint32_t ranks = 0;
+    for (int i = 0; i < 2; i++) {
+        json_t *step = json_loads(line_of(&owner, line, sizeof line), 0, NULL);
+        assert_true(aq_control_is(step, "event", "step"));
+        ranks |= 1u << aq_control_u64_or(step, "rank", 31);
+        json_decref(step);
+    }
+    assert_int_equal(ranks, 1u << 2 | 1u << 3);
+    json_t *exited = json_loads(line_of(&owner, line, sizeof line), 0, NULL);
+    assert_true(aq_control_is(exited, "event", "exited"));
+    assert_int_equal(aq_control_u64_or(exited, "rank", 31), 2);
+    json_decref(exited);
+    assert_false(daemon_->workers[0].used);
+    aq_control_close(daemon_->workers[1].control);
+    daemon_->workers[1] = (struct worker){.output = -1, .log = -1};
+    daemon_->owner = NULL;
+    close(living);
+    close(owner.fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -302,6 +355,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_client_that_does_not_read_costs_nobody_anything, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log_comes_in_full_to_one_who_reads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_long_lines_end_at_the_limit_of_the_state, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_others_sent_before_an_end_comes_before_it, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
