@@ -1,5 +1,7 @@
 """`aqpipe launch --on mpi`: ranks that somebody else has started: by a stand-in that sets what mpirun would, and by mpirun where it is installed."""
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +54,15 @@ def begin_held(tag, starter, start):
     return processes, hold
 
 
+def taken(process, number):
+    """Until the process has read the signal that was sent to it."""
+    deadline = time.time() + jobs.PATIENCE
+    status = pathlib.Path(f"/proc/{process.pid}/status")
+    while int(re.search(r"^ShdPnd:\s*(\w+)", status.read_text(), re.M)[1], 16) >> (number - 1) & 1:
+        check(time.time() < deadline, f"process {process.pid} does not read signal {number}")
+        time.sleep(0.005)
+
+
 def scenario_mpi():
     """Losses and model of the plain launch, by each starter; stopped by a signal and gone on with; what is wrong is refused, and nobody is left."""
     launch(manifest("plain", **KEYS))
@@ -63,7 +74,9 @@ def scenario_mpi():
     processes, hold = begin_held("stopped", "openmpi", 200)
     for process in processes:
         os.killpg(process.pid, signal.SIGUSR1)
+    taken(processes[0], signal.SIGUSR1)  # else both are one
     os.killpg(processes[0].pid, signal.SIGUSR1)
+    taken(processes[0], signal.SIGUSR1)
     hold.release_others()
     end("stopped", processes, 3)
     check(len(losses("stopped")) == 5, f"stopped in step 5, it has made {len(losses('stopped'))} steps")
