@@ -408,6 +408,32 @@ static void test_a_raw_sample_has_its_reason(void **state)
     assert_int_equal(result_of(&config, 1e5f).raw_reason, AQ_RAW_SCALE);
 }
 
+/* Rows that the first look leaves out are a hundred million times as large: its step fits none of them, and all rows
+ * are looked at before a sample goes raw. */
+static void test_rows_that_were_not_looked_at_are_coded(void **state)
+{
+    (void)state;
+    static float hat[256 * 512];
+    const struct aq_rng_key key = test_key(707);
+    struct aq_codec_config config;
+    struct aq_codec_result result;
+    struct end end;
+    aq_codec_config_default(&config, AQ_CODEC_EC, 4);
+    config.store = AQ_PRECISION_NONE;
+    end_open(&end, &config, 256, 512);
+    fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 706);
+    for (size_t e = 0; e < end.values; e++)
+        end.a[e] *= e / 512 % 2 == 0 ? 1e-4f : 1e4f;
+    assert_int_equal(aq_codec_encode(end.codec, end.a, NULL, &key, end.body, aq_codec_bound(end.codec), end.hat, NULL,
+                                     &result, NULL),
+                     AQ_OK);
+    assert_int_equal(result.raw_reason, AQ_RAW_NOT);
+    assert_int_equal(aq_codec_decode(end.codec, end.body, result.body_bytes, result.flags, NULL, hat, NULL, NULL),
+                     AQ_OK);
+    assert_memory_equal(hat, end.hat, sizeof hat);
+    end_close(&end);
+}
+
 /* Scales of f16 go on beyond 65504: a gradient of 1 with the default prescale of 2^16 is none that has to be raw. */
 static void test_a_scale_goes_beyond_the_end_of_f16(void **state)
 {
@@ -445,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_sparse_values_have_no_bias),
         cmocka_unit_test(test_every_rate_settles),
         cmocka_unit_test(test_a_raw_sample_has_its_reason),
+        cmocka_unit_test(test_rows_that_were_not_looked_at_are_coded),
         cmocka_unit_test(test_a_scale_goes_beyond_the_end_of_f16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -142,6 +142,19 @@ static void test_saved_modules_train_whole(void **state)
     }
 }
 
+/* What OTHER_ALPHAS say of that tensor. */
+static float alpha_by_hand(const struct pipeline *of, const char *tensor)
+{
+    static const char *const first[] = {"q_proj", "query_proj", "query", "c_attn", "Wqkv", "qkv_proj"};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        char end[32];
+        const int bytes = snprintf(end, sizeof end, ".%s.weight", first[i]);
+        const char *at = strstr(tensor, end);
+        if (at && at[bytes] == 0) return strstr(tensor, ".0.self_attn.") ? 4.0f : 15.0f;
+    }
+    return of->config.lora.alpha;
+}
+
 /* With adapters that are larger: base and adapters are a matrix, W + (alpha / rank) B A, whichever way round W lies. */
 static void merge(struct pipeline *into, const struct pipeline *of)
 {
@@ -159,8 +172,9 @@ static void merge(struct pipeline *into, const struct pipeline *of)
         assert_string_equal(adapted, again);
         struct aq_lora_config its;
         aq_lora_of(&of->config.lora, &of->config.model, adapted, &its);
-        const float scale = aq_lora_scale(&its);
+        const float scale = aq_lora_scale(&its), alpha = alpha_by_hand(of, adapted);
         const uint32_t rank = its.rank;
+        if (its.alpha != alpha) fail_msg("%s: alpha %g in place of %g", adapted, (double)its.alpha, (double)alpha);
         assert_true(a.shape[0] == rank && b.shape[1] == rank);
         do
             aq_stage_tensor(into->stages[0], t++, &w);

@@ -20,15 +20,16 @@ static inline bool sample_all(void)
     return tests && strcmp(tests, "long") == 0;
 }
 
-/* Is this a program of AddressSanitizer? It takes ten times as long, and looks for other faults than wrong values. */
+/* Is this a program of AddressSanitizer or ThreadSanitizer? It takes up to ten times as long, and looks for other
+ * faults than wrong values. */
 static inline bool sample_sanitized(void)
 {
 #if defined __has_feature
-#if __has_feature(address_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
     return true;
 #endif
 #endif
-#ifdef __SANITIZE_ADDRESS__
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
     return true;
 #endif
     return false;
@@ -38,6 +39,12 @@ static inline bool sample_sanitized(void)
 static inline bool sample_has(size_t s, size_t variants, size_t one_of)
 {
     return (s % variants + s / variants) % one_of == 0 || sample_all();
+}
+
+/* So many of `count` seeds: under a sanitizer a third of them. */
+static inline unsigned sample_seeds(unsigned count)
+{
+    return sample_sanitized() && !sample_all() ? (count + 2) / 3 : count;
 }
 
 #endif

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "frame.h"
+#include "sample.h"
 
 enum { PROXY_PAIRS = 32, PROXY_BYTES = 1 << 16 };
 enum proxy_order {
@@ -333,7 +334,7 @@ static void test_fault_cuts_at_seeded_places_all_arrives_once(void **state)
 {
     static const char *const SCHEMES[] = {"fault+tcp", "fault+sim"};
     (void)state;
-    for (unsigned seed = 1; seed <= 6; seed++)
+    for (unsigned seed = 1; seed <= sample_seeds(6); seed++)
         for (int i = 0; i < 2; i++) {
             struct link_pair pair = {0};
             char query[64];
@@ -352,7 +353,7 @@ static void test_fault_cuts_at_seeded_places_all_arrives_once(void **state)
 static void test_cuts_in_handshakes_all_arrives_once(void **state)
 {
     (void)state;
-    for (unsigned seed = 1; seed <= 10; seed++) {
+    for (unsigned seed = 1; seed <= sample_seeds(10); seed++) {
         struct link_pair pair = {0};
         char query[64];
         snprintf(query, sizeof query, "seed=%u&cut_every=900&split=300", seed);
@@ -492,7 +493,7 @@ static void test_end_while_parked_is_at_once(void **state)
 static void test_goodbye_under_cuts_is_good_at_both_ends(void **state)
 {
     (void)state;
-    for (unsigned seed = 1; seed <= 6; seed++) { /* up to 5 s each: the last word may be lost */
+    for (unsigned seed = 1; seed <= sample_seeds(6); seed++) { /* up to 5 s each: the last word may be lost */
         struct link_pair pair = {0};
         char query[64];
         snprintf(query, sizeof query, "seed=%u&cut_every=1000", seed);

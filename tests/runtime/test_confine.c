@@ -179,7 +179,7 @@ static void test_what_a_job_needs_goes_on(void **state)
 }
 
 static char libraries[] = "/var/tmp/aq-confine-lib-XXXXXX", elsewhere[] = "/var/tmp/aq-confine-not-XXXXXX",
-            run_folder[] = "/var/tmp/aq-confine-run-XXXXXX";
+            run_folder[] = "/var/tmp/aq-confine-run-XXXXXX", locks[] = "/var/tmp/aq-confine-locks-XXXXXX";
 
 static int open_in(const char *folder, int flags)
 {
@@ -188,12 +188,12 @@ static int open_in(const char *folder, int flags)
     return open(path, flags, 0600);
 }
 
-static void libraries_only(void)
+static void granted_folders(void)
 {
     static struct aq_confine confine;
     char path[128];
     snprintf(path, sizeof path, "/:relative::%s/none:%s", elsewhere, libraries);
-    EXPECT(setenv("LD_LIBRARY_PATH", path, 1) == 0);
+    EXPECT(setenv("LD_LIBRARY_PATH", path, 1) == 0 && setenv("AQ_GPU_LOCKS", locks, 1) == 0);
     EXPECT(aq_confine_allow(&confine.run, run_folder) == AQ_OK);
     const enum aq_status status = aq_confine_enter(&confine, "/bin/true", NULL);
     if (status == AQ_NODEV) _exit(NO_FILTER);
@@ -202,15 +202,17 @@ static void libraries_only(void)
     EXPECT(open_in(libraries, O_WRONLY) == -1 && errno == EACCES);
     EXPECT(open_in(elsewhere, O_RDONLY) == -1 && errno == EACCES);
     EXPECT(open_in(run_folder, O_RDWR | O_CREAT) >= 0);
+    EXPECT(open_in(locks, O_RDWR | O_CREAT) >= 0);
 }
 
-/* Behind Landlock workers find libraries where LD_LIBRARY_PATH leads; "/" and relative folders grant nothing. */
-static void test_libraries_of_the_library_path_are_readable(void **state)
+/* Behind Landlock workers find libraries where LD_LIBRARY_PATH leads, and lock GPUs where AQ_GPU_LOCKS is; "/" and
+ * relative folders grant nothing. */
+static void test_folders_of_the_environment_are_granted(void **state)
 {
     int how;
     (void)state;
-    char *const folders[] = {libraries, elsewhere, run_folder};
-    for (int i = 0; i < 3; i++) {
+    char *const folders[] = {libraries, elsewhere, run_folder, locks};
+    for (int i = 0; i < 4; i++) {
         assert_non_null(mkdtemp(folders[i]));
         const int file = open_in(folders[i], O_RDWR | O_CREAT);
         assert_true(file >= 0);
@@ -219,11 +221,11 @@ static void test_libraries_of_the_library_path_are_readable(void **state)
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        libraries_only();
+        granted_folders();
         _exit(0);
     }
     assert_int_equal(waitpid(pid, &how, 0), pid);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         char path[128];
         snprintf(path, sizeof path, "%s/file", folders[i]);
         assert_int_equal(unlink(path), 0);
@@ -291,7 +293,7 @@ int main(void)
         cmocka_unit_test(test_no_program_is_started),    cmocka_unit_test(test_no_other_process_is_read_or_traced),
         cmocka_unit_test(test_machine_is_not_changed),   cmocka_unit_test(test_filter_stays),
         cmocka_unit_test(test_what_a_job_needs_goes_on),
-        cmocka_unit_test(test_libraries_of_the_library_path_are_readable),
+        cmocka_unit_test(test_folders_of_the_environment_are_granted),
         cmocka_unit_test(test_a_worker_names_its_own_threads_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
