@@ -7,13 +7,13 @@ if(TARGET aqpipe)
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_split --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_split PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
   add_test(NAME chaos_rounds # more on demand: tests/chaos_rounds --faults 1000
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 1 --steps 20 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_rounds PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
   add_test(NAME chaos_rounds_steps # reduce.every: 1
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 5 --round 1 --steps 20 --set "checkpoint.every=20 steps" --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_rounds_steps PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
   add_test(NAME chaos_rounds_daemons # a daemon for each replica, and faults that kill one
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --daemons --faults 8 --seed 5 --bin $<TARGET_FILE_DIR:aqpipe>)
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --daemons --faults 8 --seed 5 --steps 20 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_rounds_daemons PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
   add_test(NAME chaos_rounds_lab # docs/RESULTS.md has a long form
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --lab --faults 8 --every 1 --seed 1 --stages 1 --blocks 2 --noise 0.3 --set reduce.codec=q4 --set reduce.steps=speed
