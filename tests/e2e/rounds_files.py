@@ -6,7 +6,7 @@ import subprocess
 import jobs
 from jobs import aqpipe, check, launch, manifest, metrics, no_workers, weights
 from kit import BIN, ROOT, end
-from rounds import CODED, can_return, entered, rounds
+from rounds import CODED, UNSAID, can_return, entered, rounds
 from rounds_hosts import KEYS, Daemons
 
 
@@ -80,7 +80,7 @@ def whole(name, said, *steps, sent=2):
     check(said.count("gets its checkpoint of step") == sent, f"{name}: {sent} files were to be sent\n{said[-3000:]}")
     for rank in (2, 3) if sent else ():
         check(file_of(name, 1, steps[-1], rank).read_bytes() == file_of(name, 0, steps[-1], rank).read_bytes(), f"{name}: another file of rank {rank}")
-        check(not list(disk(1).glob(f"{name}/*/*.partial")), f"{name}: something of a file is left")
+        check(not list(disk(1).glob(f"{name}/{steps[-1]}/*.partial")), f"{name}: something of a file is left")
 
 
 def repeated(name, keys, hosts):
@@ -192,3 +192,74 @@ def scenario_rounds_files_kinds():
         hosts.close()
         secured.close()
     no_workers("rounds_files_kinds")
+
+
+def alone(name, keys, hosts, *arguments, step=6, act=None, also=None, want=0):
+    """Launch, and kill the worker of rank 2 in the middle of the step; its replica cannot return while the others train. act(process, it): what happens
+    then, with the hold of also()."""
+    for held in hosts.holds.iterdir():
+        held.unlink()
+    other = also() if also else None
+    hold = jobs.Hold(step, "backward", 2, hosts.holds)
+    process, said = begin(name, keys, *arguments)
+    try:
+        end(hold.reached(process))
+        hold.release()
+        if act:
+            act(process, other)
+        return ended(name, process, said, want)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def resumed(name, keys, want=0):
+    process, said = begin(name, keys, "--resume")
+    return ended(name, process, said, want)
+
+
+EARLY = {"train.early_stop": 50, "train.evaluate_every": "8 steps"}  # no replica returns while the others train
+
+
+def from_newest(name, said, step, sent=2):
+    """All started from that step, and each rank of replica 1 got its file before."""
+    check(said.count(f"gets its checkpoint of step {step}") == sent, f"{name}: {sent} files were to be sent\n{said[-3000:]}")
+    check(f"continues after step {step}" in said or [line["step"] for line in metrics(name, "restart")] == [step], f"{name}: {said[-3000:]}")
+    check([line["step"] for line in metrics(name)] == list(range(1, len(metrics(name)) + 1)), f"{name}: {[line['step'] for line in metrics(name)]}")
+    for rank in (2, 3) if sent else ():
+        check(file_of(name, 1, step, rank).read_bytes() == file_of(name, 0, step, rank).read_bytes(), f"{name}: another file of rank {rank}")
+    check(not list(disk(1).glob(f"{name}/*/*.partial")), f"{name}: something of a file is left")
+
+
+def scenario_rounds_files_all():
+    """All start from a checkpoint whose files of a missing replica are on another host: by themselves, by --resume, after a kill, with message caches."""
+    hosts = Hosts(3)
+    try:
+        for name, changes in (("gone", EARLY), ("coded", {**EARLY, **UNSAID})):
+            said = alone(f"{name}-shared", {**keys_of(hosts, f"{name}-shared", **changes), "checkpoint.path": None}, hosts)
+            from_newest(f"{name}-shared", said, 8, sent=0)
+            said = alone(name, keys_of(hosts, name, **changes), hosts)
+            from_newest(name, said, 8)
+            check(weights(name) == weights(f"{name}-shared"), f"{name}: other weights than with a shared folder")
+        # A launcher that starts anew knows who has the files; replica 1 has missed two checkpoints.
+        for name, changes in (("shared", {"checkpoint.path": None}), ("apart", {})):
+            keys = {**keys_of(hosts, name), **changes}
+            alone(name, keys, hosts, "--restarts", "0", want=1)
+            if not changes:
+                check(not file_of(name, 1, 8, 2).exists() and file_of(name, 0, 8, 2).exists(), f"{name}: rank 2 has its file already")
+            from_newest(name, resumed(name, keys), 8, sent=0 if changes else 2)
+        check(weights("apart") == weights("shared"), "apart: other weights than with a shared folder")
+        # The launcher is killed while a file is on its way to a replica that returns.
+        keys = keys_of(hosts, "killed")
+
+        def kill(process, hold):
+            hold.reached(process)
+            end(process.pid)
+            process.wait()
+            hold.release()
+        lose("killed", keys, hosts, act=kill, also=lambda: jobs.Hold(8, "takes", 2, hosts.holds), want=-9)
+        from_newest("killed", resumed("killed", keys), 8)
+        check(weights("killed") == weights("shared"), "killed: other weights than with a shared folder")
+    finally:
+        hosts.close()
+    no_workers("rounds_files_all")
