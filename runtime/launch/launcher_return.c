@@ -270,10 +270,13 @@ static void cannot_enter(struct launcher *launcher, uint32_t rank, const char *w
              rank_name(launcher, launcher->stages[rank].file.by, who), why);
     launcher->stages[rank].file.asked = false;
     if (launcher_rounds_lose(launcher, rank, text)) return;
-    /* Before all start: a process that was lost is a better cause, after which the next start may find the file. */
     const bool starts = launcher->rounds.gathers;
-    if (!launcher_fail(launcher, starts ? CAUSE_ECHO : CAUSE_OWN, AQ_ABORTED, "%s %s", rank_name(launcher, rank, who),
-                       text))
+    rank_name(launcher, rank, who);
+    /* Before all start: a process that was lost is a better cause, after which the next start may find the file. */
+    if (starts ? !launcher_fail(launcher, CAUSE_ECHO, AQ_ABORTED,
+                                "%s %s (if another disk has %" PRIu64 "/stage-%u.safetensors, copy it to its folder)",
+                                who, text, launcher->launch->resume, rank)
+               : !launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s %s", who, text))
         return;
     launcher->result->transient = true;
     launcher->result->unreadable = starts;

@@ -353,7 +353,8 @@ static void test_a_note_that_cannot_be_is_none(void **state)
     launch.fetches = true;
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++)
         for (int count = 5; count <= 6; count++) {
-            snprintf(text, sizeof text, "{\"8\":[%s,\"\",\"\",\"\",\"\"%s]}", notes[i].entry, count == 6 ? ",\"\"" : "");
+            snprintf(text, sizeof text, "{\"8\":[%s,\"\",\"\",\"\",\"\"%s]}", notes[i].entry,
+                     count == 6 ? ",\"\"" : "");
             assert_int_equal(aq_file_replace(folder, "hashes.json", 0600, text, strlen(text)), AQ_OK);
             launch_again();
             assert_int_equal(launcher.rounds.gathers, notes[i].gathers && count == 6);
