@@ -232,9 +232,8 @@ static enum aq_status fetch_from(struct aq_worker *w, uint32_t giver, const stru
     struct aq_link *link = NULL;
     AQ_TRY(aq_worker_net_open(w));
     AQ_TRY(aq_worker_listen(w, giver, &listener));
-    enum aq_status status =
-        aq_control_send(w->control, json_pack("{s:s, s:I, s:s}", "event", "fetch", "step", (json_int_t)file->step,
-                                              "address", w->links.told));
+    enum aq_status status = aq_control_send(w->control, json_pack("{s:s, s:I, s:s}", "event", "fetch", "step",
+                                                                  (json_int_t)file->step, "address", w->links.told));
     /* The launcher ends who waits for too long. */
     if (status == AQ_OK) status = aq_link_accept(listener, &config, AQ_NEVER, &link);
     if (status == AQ_OK) status = aq_listener_rest(listener); /* the link may heal */

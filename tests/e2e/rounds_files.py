@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import jobs
-from jobs import aqpipe, check, launch, manifest, metrics, no_workers, weights
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
 from kit import BIN, ROOT, end
 from rounds import CODED, UNSAID, can_return, entered, rounds
 from rounds_hosts import KEYS, Daemons
@@ -194,13 +194,13 @@ def scenario_rounds_files_kinds():
     no_workers("rounds_files_kinds")
 
 
-def alone(name, keys, hosts, *arguments, step=6, act=None, also=None, want=0):
-    """Launch, and kill the worker of rank 2 in the middle of the step; its replica cannot return while the others train. act(process, it): what happens
+def alone(name, keys, hosts, *arguments, step=6, rank=2, act=None, also=None, want=0):
+    """Launch, and kill the worker of `rank` in the middle of the step; its replica cannot return while the others train. act(process, it): what happens
     then, with the hold of also()."""
     for held in hosts.holds.iterdir():
         held.unlink()
     other = also() if also else None
-    hold = jobs.Hold(step, "backward", 2, hosts.holds)
+    hold = jobs.Hold(step, "backward", rank, hosts.holds)
     process, said = begin(name, keys, *arguments)
     try:
         end(hold.reached(process))
@@ -326,3 +326,26 @@ def scenario_rounds_files_all_faults():
         hosts.close()
         secured.close()
     no_workers("rounds_files_all_faults")
+
+
+def scenario_rounds_files_all_kinds():
+    """The same with each step a round, shares of a round, lossy codecs, two replicas, the first one lost, replicas over two hosts."""
+    hosts = Hosts(4)
+    try:
+        for name, rank, step, at, changes in (("steps", 2, 6, 6, {"reduce.every": 1}), ("speed", 2, 8, 8, {"reduce.steps": "speed", "train.evaluate_every": "8 steps"}),
+                                              ("sign", 2, 6, 8, CODED["sign"]), ("topk", 2, 10, 12, CODED["topk"]), ("first", 0, 6, 8, {}),
+                                              ("two", 3, 6, 8, {"pipeline.replicas": 2, "pipeline.stages": hosts.placed((0, 0), (1, 1))}),
+                                              ("over", 3, 6, 8, {"pipeline.stages": hosts.placed((0, 3), (1, 2), (2, 0))})):
+            for kind in ("shared", "apart"):
+                run = f"{name}-{kind}"
+                keys = {**keys_of(hosts, run), **changes, **({"checkpoint.path": None} if kind == "shared" else {})}
+                alone(run, keys, hosts, "--restarts", "0", step=step, rank=rank, want=1)
+                said = resumed(run, keys)
+                check(f"continues after step {at}" in said and not metrics(run, "restart"), f"{run}: {said[-3000:]}")
+                check(said.count(f"gets its checkpoint of step {at}") == (0 if kind == "shared" else 2), f"{run}: {said[-3000:]}")
+            # Shares of a round depend on time. A model over two hosts is joined on none.
+            check(name == "speed" or losses(f"{name}-shared") == losses(f"{name}-apart"), f"{name}: other losses than with a shared folder")
+            check(name in ("speed", "over") or weights(f"{name}-shared") == weights(f"{name}-apart"), f"{name}: other weights than with a shared folder")
+    finally:
+        hosts.close()
+    no_workers("rounds_files_all_kinds")
