@@ -153,7 +153,7 @@ def scenario_rounds_files_faults():
         said = lose("damaged", keys_of(hosts, "damaged"), hosts, also=lambda: (hosts.holds / "2.8.damage").touch())
         check("stage-2.safetensors came from" in said and "it is damaged there" in said, f"damaged: {said[-3000:]}")
         check(said.count("replica 1 is back") == 1 and not metrics("damaged", "restart"), f"damaged: {said[-3000:]}")
-        check(not file_of("damaged", 1, 8, 2).exists() and not list(disk(1).glob("damaged/*/*.partial")), "damaged: something of that file is left")
+        check(not file_of("damaged", 1, 8, 2).exists() and not list(disk(1).glob("damaged/*/stage-2*.partial")), "damaged: something of that file is left")
         repeated("damaged", keys_of(hosts, "damaged"), hosts)
     finally:
         hosts.close()
@@ -297,7 +297,7 @@ def scenario_rounds_files_all_faults():
         keys = keys_of(hosts, "single", **EARLY)
         said = alone("single", keys, hosts, also=lambda: damage(2, 8), want=1)
         check("it is damaged there" in said and restarts("single") == [8], f"single: {said[-3000:]}")
-        check(not file_of("single", 1, 8, 2).exists() and not list(disk(1).glob("single/*/*.partial")), "single: something of that file is left")
+        check(not file_of("single", 1, 8, 2).exists() and not list(disk(1).glob("single/*/stage-2*.partial")), "single: something of that file is left")
         (hosts.holds / "2.8.damage").unlink()
         resumed("single", keys)
         check(weights("single") == weights("shared"), "single: other weights than with a shared folder")
