@@ -408,20 +408,16 @@ enum aq_status aq_worker_rounds_address(struct aq_worker *w, const json_t *messa
 enum aq_status aq_worker_rounds_enter(struct aq_worker *w, uint64_t *step)
 {
     json_t *message;
-    const uint64_t resume = w->replicas.rounds.returns ? 0 : *step;
-    aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, however long that is */
+    aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, or all have their files */
     aq_log("worker", 1, "waits %s",
-           resume ? "until all ranks have their files of the checkpoint"
-                  : "for a round's end to return to the other replicas");
+           w->replicas.rounds.returns ? "for a round's end to return to the other replicas"
+                                      : "until all ranks have their files of the checkpoint");
     AQ_TRY(aq_worker_await(w, "enter", AQ_NEVER, &message));
     enum aq_status status = aq_control_get_u64(message, "step", step);
     aq_heartbeat_phase(AQ_PHASE_WEIGHTS);
     if (status == AQ_OK && (*step == 0 || *step >= w->plan->steps || !meet_after(w, *step)))
         status = aq_fail(AQ_PROTO, "worker", "the launcher has it return after step %" PRIu64 ", where no round ends",
                          *step);
-    if (status == AQ_OK && resume && *step != resume)
-        status = aq_fail(AQ_PROTO, "worker", "the launcher has it start from step %" PRIu64 ", and then from %" PRIu64,
-                         resume, *step);
     if (status == AQ_OK) status = aq_worker_fetch(w, message, *step);
     json_decref(message);
     return status;

@@ -198,7 +198,8 @@ void aq_worker_speed_trained(struct aq_worker *worker);
 void aq_worker_speed_report(struct aq_worker *worker, json_t *line);
 
 /*
- * worker_local.c: a replica that was lost returns. enter: wait for the step whose checkpoint it starts from. address:
+ * worker_local.c: a replica that was lost returns. enter: wait for the step whose checkpoint it starts from; at a start
+ * of all (start's `waits`), until each has its file, and send what it is asked for. address:
  * the launcher's `connect` of another replica, which listens there at its first round's end; AQ_PROTO: of none. close:
  * what is left of a return.
  */

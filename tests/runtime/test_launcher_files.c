@@ -281,6 +281,17 @@ static void test_a_file_that_does_not_come_is_an_unreadable_checkpoint(void **st
     assert_true(!result.unreadable && result.transient);
 }
 
+static void test_a_daemon_that_is_lost_meanwhile_is_the_cause(void **state)
+{
+    (void)state;
+    start_all();
+    say(1, FETCH);
+    say(P + 1, "{\"event\":\"ungiven\",\"step\":8,\"to\":1,\"text\":\"x\"}");
+    host_lost(&launcher, &launcher.hosts[0], AQ_CLOSED, NULL);
+    assert_non_null(strstr(result.cause, "the daemon of test is out of reach"));
+    assert_true(!result.unreadable && result.transient);
+}
+
 /* Whatever the receiver makes of the end of its link. */
 static void test_a_writer_that_is_killed_is_the_cause(void **state)
 {
@@ -374,6 +385,7 @@ int main(void)
         TEST(test_a_later_launch_knows_who_wrote_the_files),
         TEST(test_all_enter_when_each_has_its_file),
         TEST(test_a_file_that_does_not_come_is_an_unreadable_checkpoint),
+        TEST(test_a_daemon_that_is_lost_meanwhile_is_the_cause),
         TEST(test_a_writer_that_is_killed_is_the_cause),
         TEST(test_a_start_that_is_too_long_names_the_file),
         TEST(test_a_fetch_out_of_place_at_the_start_is_refused),
