@@ -1,5 +1,6 @@
 """reduce.patience over hosts that share no folder: a replica that returns gets its files of the checkpoint from the ranks that wrote them."""
 import os
+import re
 import shutil
 import subprocess
 
@@ -194,14 +195,14 @@ def scenario_rounds_files_kinds():
     no_workers("rounds_files_kinds")
 
 
-def alone(name, keys, hosts, *arguments, step=6, rank=2, act=None, also=None, want=0):
+def alone(name, keys, hosts, *arguments, step=6, rank=2, act=None, also=None, want=0, **environment):
     """Launch, and kill the worker of `rank` in the middle of the step; its replica cannot return while the others train. act(process, it): what happens
     then, with the hold of also()."""
     for held in hosts.holds.iterdir():
         held.unlink()
     other = also() if also else None
     hold = jobs.Hold(step, "backward", rank, hosts.holds)
-    process, said = begin(name, keys, *arguments)
+    process, said = begin(name, keys, *arguments, **environment)
     try:
         end(hold.reached(process))
         hold.release()
@@ -294,6 +295,14 @@ def scenario_rounds_files_all_faults():
             (hosts.holds / f"{rank}.{step}.damage").touch()
         said = alone("damaged", keys_of(hosts, "damaged", **EARLY), hosts, step=10, also=lambda: damage(2, 12))
         check("it is damaged there: restarts from the older checkpoint of step 8" in said and restarts("damaged") == [12, 8], f"damaged: {said[-3000:]}")
+        clock, slow = jobs.Clock("launch"), ROOT / "slow.err"
+
+        def wait(process, hold):
+            hold.reached(process)
+            clock.until(lambda: "in time (900 s)" in slow.read_text(), process, step=100)
+            hold.release()
+        said = alone("slow", keys_of(hosts, "slow", **EARLY, **{"control.silence_max": 0}), hosts, step=10, act=wait, also=lambda: jobs.Hold(12, "takes", 2, hosts.holds), **clock.environment())
+        check(re.search(r"replica 1 has not read its checkpoint in time .900 s., a file of .* restarts from the older", said) and restarts("slow") == [12, 8], f"slow: {said[-3000:]}")
         keys = keys_of(hosts, "single", **EARLY)
         said = alone("single", keys, hosts, also=lambda: damage(2, 8), want=1)
         check("it is damaged there" in said and restarts("single") == [8], f"single: {said[-3000:]}")
