@@ -233,7 +233,7 @@ def from_newest(name, said, step, sent=2, host=1):
 
 
 def scenario_rounds_files_all():
-    """All start from a checkpoint whose files of a missing replica are on another host: by themselves, by --resume, after a kill, with message caches,
+    """All start from a checkpoint whose files of a missing replica are on another host: by themselves, by --resume after a failure, a stop and a kill, with message caches,
     and with another host in the place of the lost one."""
     hosts = Hosts(4)
     try:
@@ -253,6 +253,16 @@ def scenario_rounds_files_all():
                 keys["pipeline.stages"] = hosts.placed((0, 0), (3, 3), (2, 2))
             from_newest(name, resumed(name, keys), 8, sent=0 if changes else 2, host=3 if name == "moved" else 1)
             check(weights(name) == weights("shared"), f"{name}: other weights than with a shared folder")
+        # It is stopped while the replica is missing.
+        def stop(process, living):
+            living.reached(process)
+            process.terminate()
+            jobs.await_text(ROOT / "stopped.err", "stops when the round", process)
+            living.release()
+        keys = keys_of(hosts, "stopped", **EARLY)
+        alone("stopped", keys, hosts, act=stop, also=lambda: jobs.Hold(8, "forward", 4, hosts.holds), want=3)
+        from_newest("stopped", resumed("stopped", keys), 8)
+        check(weights("stopped") == weights("gone"), "stopped: other weights than those of a run that was not stopped")
         # The launcher is killed while a file is on its way to a replica that returns.
         keys = keys_of(hosts, "killed")
 
