@@ -38,7 +38,7 @@ bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_st
     (void)aq_printable(text, strlen(text), true, launcher->result->cause, sizeof launcher->result->cause);
     va_end(arguments);
     launcher->result->status = status;
-    launcher->result->transient = false; /* the caller knows better */
+    launcher->result->transient = launcher->result->unreadable = false; /* the caller knows better */
     launcher->cause_deadline_ns = cause == CAUSE_OWN ? 0 : aq_clock_after(ECHO_S * second_ns);
     launcher->cause = cause;
     return true;
@@ -124,7 +124,8 @@ static bool go_on(struct launcher *launcher)
     const uint64_t now = aq_clock_ns(), ranks = launcher->ranks;
     if (launcher->ended == ranks) return false;
     if (launcher->aborting) return now < launcher->end_deadline_ns;
-    if (!launcher->gone && launcher->cause == CAUSE_NONE && now > launcher->ready_deadline_ns) {
+    if (!launcher->gone && launcher->cause == CAUSE_NONE && now > launcher->ready_deadline_ns &&
+        !launcher_return_gather_late(launcher)) {
         uint32_t rank = 0;
         while (rank + 1 < ranks && launcher->stages[rank].state != STAGE_STARTED)
             rank++;

@@ -53,6 +53,7 @@ struct aq_launch {
     uint64_t shift;         /* the plan's steps less the run's own, modulo 2^64                               */
     uint64_t updates;       /* updates of the optimizer's moments less the run's own steps                    */
     uint32_t returns;       /* a lost replica is started so often in a row without its others (reduce.patience) */
+    bool fetches;           /* each rank can be reached by the same stage of the other replicas: files are fetched    */
     const char *rounds;     /* metrics.jsonl of a run whose rounds without some replicas are repeated; NULL: none */
     const char *adopt;      /* absolute: folder with the initial weights (checkpoint.h); NULL: none        */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */

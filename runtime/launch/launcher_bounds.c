@@ -193,8 +193,9 @@ static bool check_fetch(struct launcher *launcher, uint32_t rank, const struct a
     const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
     const struct stage *stage = &launcher->stages[rank];
     const uint64_t step = message->fetch.step;
-    if (of->state != REPLICA_ENTERS || step != of->from || stage->file.step != step || stage->mark != step ||
-        stage->file.asked)
+    const bool enters = of->state == REPLICA_ENTERS && step == of->from && stage->mark == step;
+    const bool starts = launcher->rounds.gathers && stage->phase < AQ_PHASE_WEIGHTS;
+    if (!(enters || starts) || stage->file.step != step || stage->file.asked)
         return refuse(launcher, rank, "asks for its file of step %llu, which it was not told to read",
                       (unsigned long long)step);
     return true;

@@ -464,6 +464,7 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
     enum aq_status status = AQ_IO;
     for (size_t i = 0; i < sizeof echoes / sizeof *echoes; i++)
         if (strcmp(name, aq_status_text(echoes[i])) == 0) cause = CAUSE_ECHO;
+    if (launcher->rounds.gathers && launcher->stages[rank].file.asked) cause = CAUSE_ECHO; /* its writer may be lost */
     for (int s = 1; s < AQ_STATUS_COUNT; s++)
         if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
     launcher->stages[rank].failed = true;
@@ -513,6 +514,7 @@ static void on_phase(struct launcher *launcher, uint32_t rank, const struct aq_m
     (void)rank;
     (void)message;
     launcher_starting(launcher);
+    launcher_return_gathered(launcher);
     launcher_rounds_turn(launcher); /* a replica that returns may be waited for */
 }
 

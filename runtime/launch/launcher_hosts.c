@@ -201,6 +201,7 @@ void host_start(struct launcher *launcher, uint32_t rank, bool returns)
     }
     if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
     if (returns) json_object_set_new(message, "returns", json_true());
+    if (!returns) launcher_return_gather_add(launcher, rank, message);
     stage_send(launcher, rank, message);
     launcher->stages[rank].state = STAGE_STARTED;
 }

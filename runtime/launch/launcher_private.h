@@ -70,7 +70,7 @@ struct stage {
         uint32_t by;                   /* that rank                                                        */
         char hash[AQ_HASH_TEXT_BYTES]; /* of that file                                                     */
         bool asked;                    /* it does not have the file, and that rank is to send it           */
-    } file;                            /* reduce.patience                                                  */
+    } file;                            /* reduce.patience; of `resume`, too, by hashes.json                */
     json_t *report;                    /* its done line                                                    */
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not reported yet; or NULL */
 };
@@ -120,6 +120,7 @@ struct launcher_rounds {
     uint64_t dropped;   /* checkpoints of this step and before that were not complete are broken off: a replica was lost
                            before it had written its part; 0: none */
     uint64_t first_ns;  /* 1 + when, by the watch's clock, the first came to the end of the next round; 0: none has */
+    bool gathers;       /* before `go`: ranks wait until each has its file of the checkpoint to resume from */
     json_t *log;        /* to repeat a run by: its lines `round`, by step; NULL: none */
 };
 
@@ -200,9 +201,11 @@ enum aq_status agent_check(const struct host *host, const char *version);
 void agent_end(struct host *host);                                 /* kill and reap ssh, where it runs      */
 void agent_tail(const struct host *host, char *how, size_t bytes); /* append the last line of ssh           */
 
-/* launcher_hashes.c: reads RUN/hashes.json; returns the hash of one file, or NULL. */
+/* launcher_hashes.c: reads RUN/hashes.json; returns the hash of one file, or NULL. stood_in: another rank has written
+ * that file: then stage->file is of it. */
 enum aq_status launcher_hashes_load(struct launcher *launcher);
 const char *launcher_hash(const struct launcher *launcher, uint64_t step, uint32_t rank);
+bool launcher_hash_stood_in(struct launcher *launcher, uint64_t step, uint32_t rank);
 /* launcher_hashes.c: stores a rank's own ("": none); false: it is no hash. Writes those of all ranks, and `older`'s. */
 bool launcher_hash_told(struct launcher *launcher, uint32_t rank, const char *hash);
 enum aq_status launcher_hashes_note(struct launcher *launcher, uint64_t step, uint64_t older);
@@ -300,7 +303,10 @@ uint64_t launcher_rounds_after(const struct launcher *launcher, uint64_t step);
 /*
  * launcher_return.c: how a lost replica returns. stood_in, fetch, ungiven: lines about the file that a rank of it
  * starts from. fetches: has one of its ranks asked for it, and is not ready? giver_lost: files that this replica was to
- * send do not come. late: why it has not read its checkpoint in time. begin: it was just lost; its processes are
+ * send do not come. late: why it has not read its checkpoint in time. gather_open: all resume from a step: do ranks
+ * wait until each has its file? gather_add: what `start` tells a rank of that. gathered: one may be the last to have
+ * its file. gather_late: not all were ready in time; true: because of a file, which is the run's cause now. begin: it
+ * was just lost; its processes are
  * ended, or it does not return. exited: this rank's process has ended; true: that is no loss. reached: a daemon
  * answers again. ready: this rank is, while others train. waits: is it where it can enter? may: will it return by
  * itself? enter: the round that ends with this step was its last one without; its ranks are told when the checkpoint
@@ -319,6 +325,10 @@ bool launcher_return_fetches(const struct launcher *launcher, uint32_t replica);
 void launcher_return_giver_lost(struct launcher *launcher, uint32_t replica);
 enum { LATE_BYTES = 200 };
 void launcher_return_late(const struct launcher *launcher, uint32_t replica, char text[LATE_BYTES]);
+void launcher_return_gather_open(struct launcher *launcher);
+void launcher_return_gather_add(const struct launcher *launcher, uint32_t rank, json_t *start);
+void launcher_return_gathered(struct launcher *launcher);
+bool launcher_return_gather_late(struct launcher *launcher);
 void launcher_return_begin(struct launcher *launcher, uint32_t replica);
 bool launcher_return_exited(struct launcher *launcher, uint32_t rank);
 void launcher_return_reached(struct launcher *launcher);

@@ -32,6 +32,14 @@
  *
  * If the file does not come (the writer is lost, cannot connect, or sends another one), the replica is lost again, and
  * returns at a later round's end.
+ *
+ * All may start from that checkpoint, too: it is noted in hashes.json who wrote which file. Then each rank first gets
+ * its file, in the same way, and waits. When all have theirs, all `enter`, and make their links as at any start:
+ *
+ *     start (waits, from) -> the rank      fetch <- the rank      give -> the writer, which waits, too
+ *     doing (weights) <- each rank         enter -> all
+ *
+ * If a file does not come, the checkpoint cannot be read: all start from the one before, or the run ends (restart.h).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -215,15 +223,18 @@ void launcher_return_enter(struct launcher *launcher, uint32_t replica, uint64_t
     }
 }
 
-static json_t *enter_of(const struct launcher *launcher, uint32_t rank, uint64_t step)
+/* If another rank has written this one's file of the step. */
+static void add_file(const struct stage *stage, uint64_t step, json_t *message)
 {
-    const struct stage *stage = &launcher->stages[rank];
-    json_t *message = json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)rank, "step", (json_int_t)step);
-    if (stage->file.step != step) return message;
+    if (stage->file.step != step) return;
     json_object_set_new(message, "from", json_integer((json_int_t)stage->file.by));
     json_object_set_new(message, "bytes", json_integer((json_int_t)stage->file.bytes));
     json_object_set_new(message, "sha256", json_string(stage->file.hash));
-    return message;
+}
+
+static json_t *enter_of(uint32_t rank, uint64_t step)
+{
+    return json_pack("{s:s, s:I, s:I}", "op", "enter", "rank", (json_int_t)rank, "step", (json_int_t)step);
 }
 
 void launcher_return_told(struct launcher *launcher, uint64_t step)
@@ -233,7 +244,9 @@ void launcher_return_told(struct launcher *launcher, uint64_t step)
         if (of->state != REPLICA_ENTERS || of->from != step) continue;
         of->deadline_ns = launcher->watch.clock.now_ns + launcher->launch->ready_ns_max;
         launcher->stages[r].mark = step;
-        stage_send(launcher, r, enter_of(launcher, r, step));
+        json_t *message = enter_of(r, step);
+        add_file(&launcher->stages[r], step, message);
+        stage_send(launcher, r, message);
     }
 }
 
@@ -257,8 +270,16 @@ static void cannot_enter(struct launcher *launcher, uint32_t rank, const char *w
              rank_name(launcher, launcher->stages[rank].file.by, who), why);
     launcher->stages[rank].file.asked = false;
     if (launcher_rounds_lose(launcher, rank, text)) return;
-    if (launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s %s", rank_name(launcher, rank, who), text))
-        launcher->result->transient = true;
+    const bool starts = launcher->rounds.gathers;
+    rank_name(launcher, rank, who);
+    /* Before all start: a process that was lost is a better cause, after which the next start may find the file. */
+    if (starts ? !launcher_fail(launcher, CAUSE_ECHO, AQ_ABORTED,
+                                "%s %s (if another disk has %" PRIu64 "/stage-%u.safetensors, copy it to its folder)",
+                                who, text, launcher->launch->resume, rank)
+               : !launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s %s", who, text))
+        return;
+    launcher->result->transient = true;
+    launcher->result->unreadable = starts;
 }
 
 static void giver_is_lost(struct launcher *launcher, uint32_t rank)
@@ -283,16 +304,17 @@ void launcher_return_fetch(struct launcher *launcher, uint32_t rank, const struc
                     rank_name(launcher, rank, who), message->fetch.step, aq_text_size(stage->file.bytes, size),
                     rank_name(launcher, by, other));
     stage_send(launcher, by,
-               json_pack("{s:s, s:I, s:I, s:I, s:I}", "op", "give", "rank", (json_int_t)by, "step",
-                         (json_int_t)message->fetch.step, "to", (json_int_t)rank, "bytes",
-                         (json_int_t)stage->file.bytes));
+               json_pack("{s:s, s:I, s:I, s:I, s:s, s:I}", "op", "give", "rank", (json_int_t)by, "step",
+                         (json_int_t)message->fetch.step, "to", (json_int_t)rank, "address", message->fetch.address,
+                         "bytes", (json_int_t)stage->file.bytes));
 }
 
 static bool waits_for_file(const struct launcher *launcher, uint32_t rank)
 {
     const struct launcher_replica *of = &launcher->rounds.replicas[rank / launcher->launch->stages];
     const struct stage *stage = &launcher->stages[rank];
-    return of->state == REPLICA_ENTERS && stage->state == STAGE_STARTED && stage->file.asked;
+    const bool starts = launcher->rounds.gathers && stage->phase < AQ_PHASE_WEIGHTS;
+    return (starts || of->state == REPLICA_ENTERS) && stage->state == STAGE_STARTED && stage->file.asked;
 }
 
 void launcher_return_ungiven(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
@@ -333,6 +355,47 @@ void launcher_return_late(const struct launcher *launcher, uint32_t replica, cha
     if (bytes > 0)
         snprintf(text + used, LATE_BYTES - used, ", a file of %s, for which its line needs %.3g Mbit/s",
                  aq_text_size(bytes, size), (double)bytes * 8e-6 / seconds);
+}
+
+/* ---- all start ---- */
+
+void launcher_return_gather_open(struct launcher *launcher)
+{
+    const uint64_t resume = launcher->launch->resume;
+    for (uint32_t r = 0; r < launcher->ranks && resume > 0 && launcher->launch->fetches; r++)
+        if (launcher_hash_stood_in(launcher, resume, r)) launcher->rounds.gathers = true;
+}
+
+void launcher_return_gather_add(const struct launcher *launcher, uint32_t rank, json_t *start)
+{
+    if (!launcher->rounds.gathers) return;
+    json_object_set_new(start, "waits", json_true());
+    add_file(&launcher->stages[rank], launcher->launch->resume, start);
+}
+
+void launcher_return_gathered(struct launcher *launcher)
+{
+    if (!launcher->rounds.gathers || launcher->aborting || launcher->cause != CAUSE_NONE) return;
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (launcher->stages[r].phase < AQ_PHASE_WEIGHTS) return;
+    launcher->rounds.gathers = false;
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        launcher->stages[r].file.asked = false;
+        stage_send(launcher, r, enter_of(r, launcher->launch->resume));
+    }
+}
+
+bool launcher_return_gather_late(struct launcher *launcher)
+{
+    char text[LATE_BYTES];
+    uint32_t rank = 0;
+    while (rank < launcher->ranks && !waits_for_file(launcher, rank))
+        rank++;
+    if (rank == launcher->ranks) return false;
+    launcher_return_late(launcher, rank / launcher->launch->stages, text);
+    if (launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT, "replica %u %s", rank / launcher->launch->stages, text))
+        launcher->result->transient = launcher->result->unreadable = true;
+    return true;
 }
 
 void launcher_return_stay(struct launcher *launcher, uint64_t step)

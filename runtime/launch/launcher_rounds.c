@@ -558,6 +558,7 @@ enum aq_status launcher_rounds_open(struct launcher *launcher)
     launcher_return_open(launcher);
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
         launcher->rounds.replicas[w].member = true;
+    if (is_on(launcher)) launcher_return_gather_open(launcher);
     AQ_TRY(launcher_steps_open(launcher));
     if (!launcher->launch->rounds) return AQ_OK;
     if (!is_on(launcher)) return aq_fail(AQ_INVAL, "launch", "--rounds: the manifest has no reduce.patience");

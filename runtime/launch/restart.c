@@ -49,11 +49,16 @@ static bool is_reachable(const struct aq_job *job, uint32_t rank)
     return true;
 }
 
-uint32_t aq_restart_returns(const struct aq_restart *restart, const struct aq_job *job)
+bool aq_restart_reaches(const struct aq_job *job)
 {
     for (uint32_t r = 0; r < aq_job_ranks(job); r++)
-        if (job->pipeline.stages[r].dials || !is_reachable(job, r)) return 0;
-    return job->train.early_stop ? 0 : restart->max;
+        if (job->pipeline.stages[r].dials || !is_reachable(job, r)) return false;
+    return true;
+}
+
+uint32_t aq_restart_returns(const struct aq_restart *restart, const struct aq_job *job)
+{
+    return job->train.early_stop || !aq_restart_reaches(job) ? 0 : restart->max;
 }
 
 void aq_restart_pause(const struct aq_restart *restart, int signals)

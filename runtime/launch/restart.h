@@ -38,6 +38,9 @@ struct aq_restart {
 bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *result, const char *checkpoint,
                     uint64_t *step);
 
+/* Can each of the job's ranks be reached by the same stage of every other replica, also where it listens for nobody? */
+bool aq_restart_reaches(const struct aq_job *job);
+
 /*
  * How often in a row a lost replica may return by itself (launcher_return.c); 0: it does not. Others connect to it
  * then, so each of the job's ranks must be reachable. An early end is agreed on by all, so none may be on its way.

@@ -367,6 +367,16 @@ static enum aq_status open_edges(struct aq_worker *w)
     return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
+/* All start from a checkpoint some files of which others have written. One that does not come may be whole in an older
+ * checkpoint, as one that cannot be read. */
+static enum aq_status fetch_first(struct aq_worker *w, const json_t *start, uint64_t resume)
+{
+    aq_heartbeat_phase(AQ_PHASE_WEIGHTS);
+    const enum aq_status status = aq_worker_fetch(w, start, resume);
+    if (status != AQ_OK && status != AQ_NOMEM) w->checkpoints.unreadable = resume;
+    return status;
+}
+
 static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 {
     const char *folder;
@@ -385,6 +395,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->checkpoints.run_id));
     w->replicas.rounds.returns = w->job->reduce.patience_ns > 0 && aq_control_bool_or(start, "returns", false);
+    AQ_TRY(aq_worker_gives_open(w));
     const uint64_t until = aq_control_u64_or(start, "until", 0);
     if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* equal on all ranks, so it needs no vote */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
@@ -395,9 +406,11 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_optimizer(w));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DATA));
     AQ_TRY(aq_rank_data_open(&w->data, w->plan, w->rank, w->steps.shift, start));
-    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
     uint64_t resume = aq_control_u64_or(start, "resume", 0);
-    if (w->replicas.rounds.returns) AQ_TRY(aq_worker_rounds_enter(w, &resume));
+    const bool waits = w->replicas.rounds.gives && resume > 0 && aq_control_bool_or(start, "waits", false);
+    if (waits) AQ_TRY(fetch_first(w, start, resume));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
+    if (w->replicas.rounds.returns || waits) AQ_TRY(aq_worker_rounds_enter(w, &resume));
     AQ_TRY(load_weights(w, resume));
     const char *from = aq_control_text_or(start, "adopt", NULL);
     if (from) AQ_TRY(adopt(w, from));

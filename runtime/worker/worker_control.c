@@ -68,11 +68,13 @@ enum aq_status aq_worker_set_phase(const struct aq_worker *w, enum aq_phase phas
 enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
 {
     for (;;) {
-        /* A neighbour may need a copy of its checkpoint before it is ready. */
-        const uint64_t soon = w->worker_parts.serve ? aq_clock_after(SERVE_NS) : deadline;
+        /* A neighbour may need a copy of its checkpoint before it is ready, and another replica its file. */
+        const bool serves = w->worker_parts.serve || w->replicas.rounds.gives;
+        const uint64_t soon = serves ? aq_clock_after(SERVE_NS) : deadline;
         const enum aq_status status = aq_control_receive(w->control, soon < deadline ? soon : deadline, out);
         if (status == AQ_TIMEOUT && soon < deadline) {
-            AQ_TRY(aq_worker_serve(w));
+            if (w->worker_parts.serve) AQ_TRY(aq_worker_serve(w));
+            AQ_TRY(aq_worker_gives_look(w));
             continue;
         }
         if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not send '%s' in time", op);
@@ -81,7 +83,8 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
         if (aq_control_is(*out, "op", op)) return AQ_OK;
         if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->steps.stop_asked = true;
         const bool address = aq_control_is(*out, "op", "connect") && w->replicas.rounds.addresses;
-        const enum aq_status taken = address ? aq_worker_rounds_address(w, *out) : AQ_OK;
+        enum aq_status taken = address ? aq_worker_rounds_address(w, *out) : AQ_OK;
+        if (aq_control_is(*out, "op", "give")) taken = aq_worker_give(w, *out);
         json_decref(*out);
         AQ_TRY(taken);
     }

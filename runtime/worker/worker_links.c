@@ -68,7 +68,7 @@ static enum aq_status new_room(char out[ROOM_TEXT_BYTES])
 
 /* Under TLS the peer's certificate must be an expected one: one or two named ones, else the one of its rank; in a
  * turn of split learning the client's. */
-static void add_expected(const struct aq_worker *w, struct aq_text *address)
+static void add_expected(const struct aq_worker *w, uint32_t only, struct aq_text *address)
 {
     if (w->job->split.client) {
         aq_text_add(address, "?site=%s", w->job->split.client);
@@ -76,7 +76,7 @@ static void add_expected(const struct aq_worker *w, struct aq_text *address)
     }
     uint32_t peers[2], count = 0;
     for (uint32_t peer = 0; peer < w->P * w->W; peer++)
-        if (aq_worker_listens_for(w, peer)) {
+        if (only == AQ_WORKER_ALL_PEERS ? aq_worker_listens_for(w, peer) : peer == only) {
             if (count < 2) peers[count] = peer;
             count++;
         }
@@ -85,7 +85,7 @@ static void add_expected(const struct aq_worker *w, struct aq_text *address)
     if (count == 2) aq_text_add(address, "&or=%u", peers[1]);
 }
 
-enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listener)
+enum aq_status aq_worker_listen(struct aq_worker *w, uint32_t peer, struct aq_listener **listener)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
     const struct aq_job_link *link = &w->job->link;
@@ -107,7 +107,7 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
     if (!place->address && !relayed && link->port_first) endpoint.port = (uint16_t)(link->port_first + w->rank);
     aq_text_add(&address, "%s%s%s", relayed ? AQ_JOB_RELAY_SCHEME : aq_job_link_scheme(w->job, w->links.tls != NULL),
                 aq_endpoint_text(&endpoint, endpoint.port, reached), room);
-    if (w->links.tls) add_expected(w, &address);
+    if (w->links.tls) add_expected(w, peer, &address);
     uint16_t port;
     status = aq_link_listen(w->links.net, aq_text_of(&address), listener, &port);
     if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
@@ -120,18 +120,12 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
     return status;
 }
 
-enum aq_status aq_worker_listens(const struct aq_worker *w, uint32_t peer)
-{
-    return aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", w->links.told,
-                                                 "peer", (json_int_t)peer));
-}
-
 enum aq_status aq_worker_listens_all(const struct aq_worker *w)
 {
-    const struct aq_worker_members *rounds = &w->replicas.rounds;
     for (uint32_t peer = 0; peer < w->P * w->W; peer++)
-        if (aq_worker_listens_for(w, peer) && !(rounds->fetched && peer == rounds->giver))
-            AQ_TRY(aq_worker_listens(w, peer));
+        if (aq_worker_listens_for(w, peer))
+            AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
+                                                         w->links.told, "peer", (json_int_t)peer)));
     return AQ_OK;
 }
 
@@ -281,14 +275,13 @@ enum aq_status aq_worker_links_open(struct aq_worker *w)
         AQ_TRY(aq_alloc(w->W * sizeof *w->replicas.rounds.addresses, &memory));
         w->replicas.rounds.addresses = memory;
         AQ_TRY(AQ_NEW(w->W, &w->replicas.rounds.caches));
-        AQ_TRY(AQ_NEW(w->W, &w->replicas.rounds.gives));
     }
     AQ_TRY(aq_worker_net_open(w));
-    struct aq_listener *listener = w->replicas.rounds.listener; /* it fetched its file there */
+    struct aq_listener *listener = NULL;
     enum aq_status status = AQ_OK;
     AQ_TRY(aq_alloc(sizeof(struct addresses), &memory));
     const bool listens = aq_job_listens(w->job, w->rank) || w->replicas.rounds.returns;
-    if (listens && !listener) AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
+    if (listens) AQ_TRY_GOTO(aq_worker_listen(w, AQ_WORKER_ALL_PEERS, &listener), out);
     if (listens) AQ_TRY_GOTO(aq_worker_listens_all(w), out);
     status = join(w, listener, memory);
     /* The other replicas come at its first round's end. */

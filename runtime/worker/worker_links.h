@@ -37,14 +37,14 @@ struct aq_worker_links {
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
-/* Its parts: our identity and the loop, if they are not open; one port for all neighbours that connect; the launcher is
- * told of it, for this peer or for all of them; is this peer one of them? */
+/* Its parts: our identity and the loop, if they are not open; one port for all neighbours that connect, or for this
+ * peer only; the launcher is told of it, for all of them; is this peer one of them? */
 enum aq_status aq_worker_net_open(struct aq_worker *worker);
-enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
-enum aq_status aq_worker_listens(const struct aq_worker *worker, uint32_t peer);
+#define AQ_WORKER_ALL_PEERS UINT32_MAX
+enum aq_status aq_worker_listen(struct aq_worker *worker, uint32_t peer, struct aq_listener **listener);
 enum aq_status aq_worker_listens_all(const struct aq_worker *worker);
 bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
-/* What a link to that peer dials; to: as the peer's `listening` has it. */
+/* What a link to that peer dials; to: as the peer's `listening` or `fetch` has it. */
 void aq_worker_address(const struct aq_worker *worker, const char *to, uint32_t peer, struct aq_text *out);
 
 /* worker_links.c: the link to the same stage of another replica: accept it, or connect to that address. */

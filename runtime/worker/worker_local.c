@@ -34,7 +34,8 @@
  * A replica that returns is a new process per stage. It opens what needs no weights, and waits (`enter`) for a round's
  * checkpoint, from which it starts as after a restart, with this difference: it has no links to other replicas before
  * the end of its first round. It keeps its listener until then. If its file of that checkpoint is not on its disk, it
- * comes from the rank that wrote it (worker_snapshot.c).
+ * comes from the rank that wrote it (worker_snapshot.c). When all start from such a checkpoint, each fetches its file
+ * before it waits, and `enter` comes when all have theirs.
  *
  * reduce.delay: the average begins at a round's end, on a thread of its own (net/group_background.h), and travels
  * during the first steps of the next round (aqsgd/grad/optimizer/optimizer_outer.c has the formula). An evaluation or a
@@ -407,8 +408,10 @@ enum aq_status aq_worker_rounds_address(struct aq_worker *w, const json_t *messa
 enum aq_status aq_worker_rounds_enter(struct aq_worker *w, uint64_t *step)
 {
     json_t *message;
-    aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, however long that is */
-    aq_log("worker", 1, "waits for a round's end to return to the other replicas");
+    aq_heartbeat_phase(AQ_PHASE_GO); /* until a round of the others ends, or all have their files */
+    aq_log("worker", 1, "waits %s",
+           w->replicas.rounds.returns ? "for a round's end to return to the other replicas"
+                                      : "until all ranks have their files of the checkpoint");
     AQ_TRY(aq_worker_await(w, "enter", AQ_NEVER, &message));
     enum aq_status status = aq_control_get_u64(message, "step", step);
     aq_heartbeat_phase(AQ_PHASE_WEIGHTS);

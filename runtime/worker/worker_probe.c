@@ -97,7 +97,7 @@ enum aq_status aq_worker_probe(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_eventcount_open(&w->eventcount));
     AQ_TRY(aq_worker_net_open(w));
     if (aq_job_listens(w->job, w->rank)) {
-        AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
+        AQ_TRY_GOTO(aq_worker_listen(w, AQ_WORKER_ALL_PEERS, &listener), out);
         AQ_TRY_GOTO(aq_worker_listens_all(w), out);
     }
     AQ_TRY_GOTO(aq_control_send(w->control, json_pack("{s:s}", "event", "ready")), out);

@@ -64,12 +64,10 @@ struct aq_worker_members {
     uint64_t mark;                /* step after which the launcher asks for a checkpoint; 0: none             */
     uint64_t grouped;             /* replicas that the group has                                              */
     bool returns;                 /* this replica was lost, and has not met the others yet: it has no group   */
-    struct aq_listener *listener; /* then: where they connect, and who gives it its file */
-    bool fetched;                 /* then: it had to fetch its file, and ...             */
-    uint32_t giver;               /* ... this rank knows already where it listens        */
+    struct aq_listener *listener; /* then: where they connect                                                 */
     uint64_t *caches; /* [W]: the mark at which a replica that is missing from round `without` opens its caches */
     char (*addresses)[AQ_ADDRESS_TEXT_BYTES]; /* [W]: where replicas that return listen; "": not known */
-    struct aq_transfer_give **gives;          /* [W]: files on their way to them; NULL: none           */
+    struct aq_transfer_give **gives;          /* [W]: files on their way to other replicas; NULL: none */
 };
 
 /* reduce.steps: speed (worker_local.c). */
@@ -200,7 +198,8 @@ void aq_worker_speed_trained(struct aq_worker *worker);
 void aq_worker_speed_report(struct aq_worker *worker, json_t *line);
 
 /*
- * worker_local.c: a replica that was lost returns. enter: wait for the step whose checkpoint it starts from. address:
+ * worker_local.c: a replica that was lost returns. enter: wait for the step whose checkpoint it starts from; at a start
+ * of all (start's `waits`), until each has its file, and send what it is asked for. address:
  * the launcher's `connect` of another replica, which listens there at its first round's end; AQ_PROTO: of none. close:
  * what is left of a return.
  */
@@ -210,11 +209,13 @@ void aq_worker_rounds_close(struct aq_worker *worker);
 
 /*
  * worker_snapshot.c: files that the first member's ranks write for missing ones. stood_in: tell the launcher of that of
- * this rank, of worker->step. fetch: by the launcher's `enter`: this rank's file of that step comes over a link of its
- * own, if it is not here. give: the launcher's `give`. look: tell the launcher which file could not be sent.
+ * this rank, of worker->step. fetch: by the launcher's `enter` or `start`: this rank's file of that step comes over a
+ * link of its own, if it is not here. gives_open: with reduce.patience, before the first `give`. give: the launcher's
+ * `give`. look: tell the launcher which file could not be sent.
  */
 enum aq_status aq_worker_stood_in(struct aq_worker *worker, uint32_t rank);
 enum aq_status aq_worker_fetch(struct aq_worker *worker, const json_t *message, uint64_t step);
+enum aq_status aq_worker_gives_open(struct aq_worker *worker);
 enum aq_status aq_worker_give(struct aq_worker *worker, const json_t *message);
 enum aq_status aq_worker_gives_look(struct aq_worker *worker);
 void aq_worker_gives_close(struct aq_worker *worker);

@@ -10,8 +10,9 @@
  * same point.
  *
  * reduce.patience: the first member's rank writes the file of a missing one, and tells the launcher its length and
- * hash. The missing one's process gets them with `enter`. If there is no such file on its disk (its host has a folder
- * of its own), it opens its listener early, tells the launcher that the writer may connect, and asks for the file:
+ * hash. The missing one's process gets them with `enter`, or, when all start from that checkpoint, with `start`. If
+ * there is no such file on its disk (its host has a folder of its own), it listens for the writer, and asks for the
+ * file:
  *
  *     writer    stood-in -> launcher                          launcher -> give    connects, and sends (transfer.h)
  *     missing               launcher -> enter     fetch -> launcher               accepts, compares, reads
@@ -160,21 +161,30 @@ static bool is_like(const struct aq_worker *w, uint32_t rank)
     return rank < w->P * w->W && rank % w->P == w->position && rank / w->P != w->replica;
 }
 
+enum aq_status aq_worker_gives_open(struct aq_worker *w)
+{
+    return w->W > 1 && w->job->reduce.patience_ns ? AQ_NEW(w->W, &w->replicas.rounds.gives) : AQ_OK;
+}
+
 enum aq_status aq_worker_give(struct aq_worker *w, const json_t *message)
 {
     struct aq_worker_members *rounds = &w->replicas.rounds;
-    struct aq_transfer_give_config config = {.tls = w->links.tls, .connect_ns_max = w->job->link.connect_ns_max};
+    struct aq_transfer_give_config config = {.connect_ns_max = w->job->link.connect_ns_max};
     struct aq_text address = {0};
+    const char *listens;
     uint32_t to;
     AQ_TRY(aq_control_get_u32(message, "to", &to));
+    AQ_TRY(aq_control_get_text(message, "address", &listens));
     AQ_TRY(aq_control_get_u64(message, "step", &config.file.step));
     AQ_TRY(aq_control_get_u64(message, "bytes", &config.file.bytes));
-    if (!rounds->gives || !is_like(w, to) || !rounds->addresses[to / w->P][0] || config.file.bytes == 0)
+    if (!rounds->gives || !is_like(w, to) || config.file.bytes == 0)
         return aq_fail(AQ_PROTO, "worker", "rank %u is asked to send a checkpoint's file to rank %u", w->rank, to);
+    AQ_TRY(aq_worker_net_open(w)); /* before its links are made: who it is */
+    config.tls = w->links.tls;
     config.file.folder = w->checkpoints.folder;
     config.file.rank = to;
     config.link = aq_worker_transfer_link(w, to / w->P);
-    aq_worker_address(w, rounds->addresses[to / w->P], to, &address);
+    aq_worker_address(w, listens, to, &address);
     config.address = aq_text_of(&address);
     aq_transfer_give_close(rounds->gives[to / w->P]); /* to a process that has ended since */
     rounds->gives[to / w->P] = NULL;
@@ -215,20 +225,21 @@ void aq_worker_gives_close(struct aq_worker *w)
     rounds->gives = NULL;
 }
 
-static enum aq_status fetch_from(struct aq_worker *w, const struct aq_transfer_file *file)
+static enum aq_status fetch_from(struct aq_worker *w, uint32_t giver, const struct aq_transfer_file *file)
 {
-    struct aq_worker_members *rounds = &w->replicas.rounds;
-    const struct aq_link_config config = aq_worker_transfer_link(w, rounds->giver / w->P);
+    const struct aq_link_config config = aq_worker_transfer_link(w, giver / w->P);
+    struct aq_listener *listener = NULL;
     struct aq_link *link = NULL;
     AQ_TRY(aq_worker_net_open(w));
-    AQ_TRY(aq_worker_listen(w, &rounds->listener));
-    AQ_TRY(aq_worker_listens(w, rounds->giver));
-    rounds->fetched = true;
-    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "fetch", "step", (json_int_t)file->step)));
-    AQ_TRY(aq_link_accept(rounds->listener, &config, AQ_NEVER, &link)); /* the launcher ends who waits for too long */
-    enum aq_status status = aq_listener_rest(rounds->listener);         /* the link may heal */
+    AQ_TRY(aq_worker_listen(w, giver, &listener));
+    enum aq_status status = aq_control_send(w->control, json_pack("{s:s, s:I, s:s}", "event", "fetch", "step",
+                                                                  (json_int_t)file->step, "address", w->links.told));
+    /* The launcher ends who waits for too long. */
+    if (status == AQ_OK) status = aq_link_accept(listener, &config, AQ_NEVER, &link);
+    if (status == AQ_OK) status = aq_listener_rest(listener); /* the link may heal */
     if (status == AQ_OK) status = aq_transfer_receive(link, w->eventcount, file);
     aq_link_close(link);
+    aq_listener_close(listener);
     return status;
 }
 
@@ -236,20 +247,22 @@ enum aq_status aq_worker_fetch(struct aq_worker *w, const json_t *message, uint6
 {
     struct aq_transfer_file file = {.folder = w->checkpoints.folder, .step = step, .rank = w->rank};
     const uint64_t most = aq_plan_file_bytes_max(w->plan, w->position);
-    const char *hash = aq_control_text_or(message, "sha256", NULL);
-    if (!hash) return AQ_OK; /* the launcher knows of no file: it is here, or reading it fails */
-    AQ_TRY(aq_control_get_u32(message, "from", &w->replicas.rounds.giver));
+    const char *hash;
+    uint32_t giver;
+    if (!json_object_get(message, "from")) return AQ_OK; /* nobody else wrote it: it is here, or reading it fails */
+    AQ_TRY(aq_control_get_u32(message, "from", &giver));
     AQ_TRY(aq_control_get_u64(message, "bytes", &file.bytes));
-    if (!aq_hash_is(hash) || !is_like(w, w->replicas.rounds.giver) || file.bytes == 0 || file.bytes > most)
+    AQ_TRY(aq_control_get_text(message, "sha256", &hash));
+    if (!aq_hash_is(hash) || !is_like(w, giver) || file.bytes == 0 || file.bytes > most)
         return aq_fail(AQ_PROTO, "worker",
                        "rank %u is said to have written %" PRIu64 " bytes as this rank's file of step %" PRIu64
                        "; by the plan it has at most %" PRIu64,
-                       w->replicas.rounds.giver, file.bytes, step, most);
+                       giver, file.bytes, step, most);
     memcpy(file.hash, hash, sizeof file.hash);
     if (aq_transfer_is_here(&file)) {
         aq_log("worker", 1, "its file of step %" PRIu64 " is here", step);
         return AQ_OK;
     }
     AQ_TRY(aq_owned_check(w->checkpoints.folder, AQ_OWNED_CHECKPOINT, w->checkpoints.run_id));
-    return fetch_from(w, &file);
+    return fetch_from(w, giver, &file);
 }

@@ -98,6 +98,7 @@ static int teardown(void **state)
         json_decref(launcher.stages[r].evals);
     }
     if (launcher.trace) fclose(launcher.trace);
+    json_decref(launcher.hashes);
     aq_control_close(launcher.hosts[0].control);
     aq_metrics_close(metrics);
     close(peer);

@@ -478,6 +478,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .until = command->until,
                                      .adopt = command->adopt,
                                      .returns = aq_restart_returns(&command->restart, job),
+                                     .fetches = aq_restart_reaches(job),
                                      .rounds = command->rounds,
                                      .sums = command->sums,
                                      .shift = command->shift,
