@@ -112,6 +112,7 @@ struct launcher_rounds {
     uint64_t decided;   /* last step of the newest round that is over: all its members have the mean */
     uint64_t averaging; /* last step of the round whose members were named, and have not all the mean; 0: none */
     uint64_t named;     /* these members; a bit for each replica */
+    bool travels;       /* reduce.delay: they train on meanwhile, so nothing else can follow on this round's end */
     uint64_t entered, entered_at; /* replicas that were to return with the newest round's end, and that step */
     uint32_t attempt;   /* of this round, from 1 */
     uint64_t torn_ns;   /* 1 + when, by the watch's clock, all had ended this attempt, some without the mean, and

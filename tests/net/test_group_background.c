@@ -177,7 +177,8 @@ static enum aq_status again(struct kit_rank *rank, struct aq_group_background *b
     rank->group = NULL;
     AQ_TRY(aq_group_open_links(&config, &rank->group));
     fill(x, rank->rank, 0);
-    const struct aq_group_task task = {.group = rank->group, .word = 1u << rank->rank, .mean = {.x = x, .count = COUNT}};
+    const struct aq_group_task task = {
+        .group = rank->group, .word = 1u << rank->rank, .mean = {.x = x, .count = COUNT}};
     aq_group_background_begin(background, &task);
     AQ_TRY(finish(rank, background));
     aq_group_background_take(background, &done);
