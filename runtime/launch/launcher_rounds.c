@@ -313,10 +313,9 @@ static void name_members(struct launcher *launcher, uint64_t step)
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         launcher->stages[r].averaged = AVERAGE_NONE;
         if (launcher_is_lost(launcher, r)) continue;
-        json_t *message =
-            json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "op", "members", "rank", (json_int_t)r, "step",
-                      (json_int_t)step, "attempt", (json_int_t)rounds->attempt, "members",
-                      aq_control_hex(rounds->named), "returned", aq_control_hex(returned));
+        json_t *message = json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "op", "members", "rank", (json_int_t)r, "step",
+                                    (json_int_t)step, "attempt", (json_int_t)rounds->attempt, "members",
+                                    aq_control_hex(rounds->named), "returned", aq_control_hex(returned));
         if (rounds->travels) json_object_set_new(message, "travels", json_true());
         stage_send(launcher, r, message);
     }

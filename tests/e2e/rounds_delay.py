@@ -88,10 +88,10 @@ def lose_beside(name, keys, ranks, step, average=(0, "sums")):
 
 
 def waiting():
-    """The others make an average again while a stage of them only waits for its neighbour."""
+    """The others make an average again while all their last stages only wait for their neighbours."""
     path = manifest("waiting", **FOUR_DELAYED)
     hold = jobs.Hold(EVERY, "sums", 3)
-    neighbour = jobs.Hold(5, "forward", 4, hold.folder)
+    neighbour = jobs.Hold(5, "forward", 4, hold.folder, also=(0, 6))
     living = jobs.Hold(8, "forward", 0, hold.folder)
     process = start(path, environment=hold.environment(), lines=False)
     try:

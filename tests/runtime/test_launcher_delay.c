@@ -30,8 +30,8 @@ static uint32_t count_travels(uint64_t end)
 {
     char text[16384];
     uint32_t count = 0;
-    json_t *message = json_pack("{s:s, s:I, s:I}", "event", "round", "rank", (json_int_t)(RANKS - 1), "step",
-                                (json_int_t)end);
+    json_t *message =
+        json_pack("{s:s, s:I, s:I}", "event", "round", "rank", (json_int_t)(RANKS - 1), "step", (json_int_t)end);
     launcher_event(&launcher, &launcher.hosts[0], message);
     json_decref(message);
     const ssize_t got = recv(peer, text, sizeof text - 1, MSG_DONTWAIT);
