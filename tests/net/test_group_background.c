@@ -2,6 +2,9 @@
  * test_group_background.c -- reductions that a thread makes: their bits are those of the collectives; the words of all
  * ranks come along; a stop ends one that waits for a rank; a rank that fails ends it on the others.
  */
+#include <stdatomic.h>
+#include <time.h>
+
 #include "group_kit.h"
 #include "net/group_background.h"
 
@@ -149,6 +152,19 @@ static void test_a_stop_ends_a_reduction_that_waits(void **state)
     assert_int_equal(kit.ranks[1].status, AQ_ABORTED);
 }
 
+/* Until both ranks have left their groups, as the launcher waits before it names another attempt. */
+static enum aq_status await_both(void)
+{
+    static atomic_uint left;
+    const uint64_t end = KIT_SECONDS(60);
+    atomic_fetch_add_explicit(&left, 1, memory_order_acq_rel); /* pairs with the other rank's load */
+    while (atomic_load_explicit(&left, memory_order_acquire) < 2) {
+        if (aq_clock_ns() > end) return AQ_TIMEOUT;
+        (void)nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return AQ_OK;
+}
+
 /*
  * Rank 0 begins, and breaks it off; rank 1 comes only then. Both leave, and average over the same links in a group that
  * is made again.
@@ -173,6 +189,7 @@ static enum aq_status again(struct kit_rank *rank, struct aq_group_background *b
         AQ_TRY(aq_eventcount_wait(rank->eventcount, seen, KIT_SECONDS(60)));
     }
     KIT_EXPECT(rank, ended == 0);
+    AQ_TRY(await_both());
     aq_group_close(rank->group);
     rank->group = NULL;
     AQ_TRY(aq_group_open_links(&config, &rank->group));
