@@ -12,6 +12,9 @@ if(TARGET aqpipe)
   add_test(NAME chaos_rounds_steps # reduce.every: 1
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 5 --round 1 --steps 20 --set "checkpoint.every=20 steps" --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_rounds_steps PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
+  add_test(NAME chaos_rounds_delay # averages that travel during steps
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 3 --set reduce.delay=6 --bin $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(chaos_rounds_delay PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
   add_test(NAME chaos_rounds_daemons # a daemon for each replica, and faults that kill one
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --daemons --faults 8 --seed 5 --steps 20 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_rounds_daemons PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)

@@ -40,7 +40,7 @@ target_include_directories(test_options PRIVATE ${aq_runtime_MODULES})
 aq_test(test_run_enter LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_enter PRIVATE ${aq_runtime_MODULES})
 
-foreach(part rounds steps reach files)
+foreach(part rounds steps reach files delay)
   aq_test(test_launcher_${part} LIBS aq_runtime aq_dep::jansson LABELS quick)
   target_include_directories(test_launcher_${part} PRIVATE ${aq_runtime_MODULES})
 endforeach()

@@ -12,6 +12,7 @@ enum { STATE_IDLE, STATE_ASKED, STATE_DONE };
 struct aq_group_background {
     atomic_int state;
     atomic_bool stop;                  /* release in stop, acquire in look and in the thread */
+    atomic_bool broken;                /* of this task: release in break, acquire in look; begin clears it */
     uint64_t words[AQ_GROUP_SIZE_MAX]; /* of all ranks; links send from it  */
     struct aq_group_task task;
     struct aq_group_done done;
@@ -35,11 +36,12 @@ static enum aq_status reduce(struct aq_group_background *background)
     const struct aq_group_task *task = &background->task;
     uint64_t *words = background->words;
     AQ_TRY(aq_all_gather(task->group, &task->word, sizeof task->word, words));
+    if (task->mean.count > 0)
+        AQ_TRY(task->mean.worker ? aq_compressed_allreduce(task->group, &task->mean)
+                                 : aq_allreduce_mean(task->group, task->mean.x, task->mean.count));
     for (uint32_t w = 0; w < aq_group_size(task->group); w++)
         background->done.words |= words[w];
-    if (task->mean.count == 0) return AQ_OK;
-    return task->mean.worker ? aq_compressed_allreduce(task->group, &task->mean)
-                             : aq_allreduce_mean(task->group, task->mean.x, task->mean.count);
+    return AQ_OK;
 }
 
 static void work(struct aq_group_background *background)
@@ -76,6 +78,7 @@ enum aq_status aq_group_background_open(struct aq_eventcount *eventcount, struct
     AQ_TRY(AQ_NEW(1, &background));
     atomic_init(&background->state, STATE_IDLE);
     atomic_init(&background->stop, false);
+    atomic_init(&background->broken, false);
     background->told = eventcount;
     AQ_TRY_GOTO(aq_eventcount_open(&background->asked), out);
     AQ_TRY_GOTO(aq_thread_open("aq-average", run, background, &background->thread), out);
@@ -108,13 +111,16 @@ void aq_group_background_close(struct aq_group_background *background)
 
 enum aq_status aq_group_background_look(void *context)
 {
-    return stops(context) ? AQ_ABORTED : AQ_AGAIN;
+    const struct aq_group_background *background = context;
+    const bool broken = atomic_load_explicit(&background->broken, memory_order_acquire);
+    return stops(background) || broken ? AQ_ABORTED : AQ_AGAIN;
 }
 
 void aq_group_background_begin(struct aq_group_background *background, const struct aq_group_task *task)
 {
     AQ_ASSERT(state_of(background) == STATE_IDLE);
     background->task = *task;
+    atomic_store_explicit(&background->broken, false, memory_order_relaxed); /* the state's release comes after it */
     atomic_store_explicit(&background->state, STATE_ASKED, memory_order_release);
     aq_eventcount_notify(background->asked);
 }
@@ -125,9 +131,15 @@ enum aq_status aq_group_background_state(const struct aq_group_background *backg
     return state == STATE_IDLE ? AQ_OK : state == STATE_ASKED ? AQ_AGAIN : background->status;
 }
 
+void aq_group_background_break(struct aq_group_background *background)
+{
+    atomic_store_explicit(&background->broken, true, memory_order_release);
+    aq_eventcount_notify(background->told); /* a collective waits on it, too */
+}
+
 void aq_group_background_take(struct aq_group_background *background, struct aq_group_done *out)
 {
-    AQ_ASSERT(state_of(background) == STATE_DONE && background->status == AQ_OK);
+    AQ_ASSERT(state_of(background) == STATE_DONE);
     *out = background->done;
     atomic_store_explicit(&background->state, STATE_IDLE, memory_order_release);
 }

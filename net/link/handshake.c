@@ -238,7 +238,7 @@ enum aq_status aq_listener_rest(struct aq_listener *listener)
     if (listener->living == 0 || listener->rests) return AQ_OK;
     listener->rests = true;
     const enum aq_status status = aq_acceptor_thread_start(listener);
-    listener->rests = status == AQ_OK;
+    if (status != AQ_OK) listener->rests = false; /* else the thread may read it already */
     return status;
 }
 

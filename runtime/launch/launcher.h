@@ -31,8 +31,9 @@ struct aq_launch_bounds {
     uint64_t evaluate_every; /* steps between evaluations; 0: only at the end      */
     bool evaluates;          /* there are held-out samples                         */
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
-    bool votes_travel;       /* reduce.delay: it stops after the last one of the next round */
+    bool votes_travel;       /* reduce.delay alone: it stops after the last one of the next round */
     uint64_t patience_ns;    /* reduce.patience; 0: none                           */
+    uint32_t delay;          /* with patience: reduce.delay; 0: none               */
     bool by_speed;           /* reduce.steps: speed                                */
     uint64_t trace_bytes;    /* that each rank's trace may have; 0: no trace       */
 };

@@ -89,6 +89,13 @@ static bool check_ready(struct launcher *launcher, uint32_t rank, const struct a
     return true;
 }
 
+/* May a rank report this step, the last one of a round or a later one, before all have the mean of that round? */
+static bool is_beside(const struct launcher *launcher, uint64_t step)
+{
+    const struct launcher_rounds *rounds = &launcher->rounds;
+    return rounds->averaging && rounds->travels && step < rounds->averaging + launcher->launch->bounds.delay;
+}
+
 static bool check_step(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     struct stage *stage = &launcher->stages[rank];
@@ -100,7 +107,9 @@ static bool check_step(struct launcher *launcher, uint32_t rank, const struct aq
     if (step != launcher_steps_due(launcher, rank))
         return refuse(launcher, rank, "reports step %llu while step %llu is due", (unsigned long long)step,
                       (unsigned long long)launcher_steps_due(launcher, rank));
-    if (launcher_rounds_due(launcher, step) && launcher->rounds.decided < step)
+    const bool open = launcher->rounds.averaging && step >= launcher->rounds.averaging;
+    const bool undecided = launcher_rounds_due(launcher, step) && launcher->rounds.decided < step;
+    if ((undecided || open) && !is_beside(launcher, step))
         return refuse(launcher, rank, "reports step %llu, and not all have the average of its round",
                       (unsigned long long)step);
     if (message->step.epoch > step + launcher->launch->bounds.shift) /* epochs are the plan's */

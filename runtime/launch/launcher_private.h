@@ -112,16 +112,17 @@ struct launcher_rounds {
     uint64_t decided;   /* last step of the newest round that is over: all its members have the mean */
     uint64_t averaging; /* last step of the round whose members were named, and have not all the mean; 0: none */
     uint64_t named;     /* these members; a bit for each replica */
+    bool travels;       /* reduce.delay: they train on meanwhile, so nothing else can follow on this round's end */
     uint64_t entered, entered_at; /* replicas that were to return with the newest round's end, and that step */
-    uint32_t attempt;   /* of this round, from 1 */
-    uint64_t torn_ns;   /* 1 + when, by the watch's clock, all had ended this attempt, some without the mean, and
+    uint32_t attempt;             /* of this round, from 1 */
+    uint64_t torn_ns;  /* 1 + when, by the watch's clock, all had ended this attempt, some without the mean, and
                            nobody was lost; 0: it is not so */
-    uint64_t without;   /* of a round without some replica whose checkpoint is asked for, and not complete; 0: none */
-    uint64_t dropped;   /* checkpoints of this step and before that were not complete are broken off: a replica was lost
+    uint64_t without;  /* of a round without some replica whose checkpoint is asked for, and not complete; 0: none */
+    uint64_t dropped;  /* checkpoints of this step and before that were not complete are broken off: a replica was lost
                            before it had written its part; 0: none */
-    uint64_t first_ns;  /* 1 + when, by the watch's clock, the first came to the end of the next round; 0: none has */
-    bool gathers;       /* before `go`: ranks wait until each has its file of the checkpoint to resume from */
-    json_t *log;        /* to repeat a run by: its lines `round`, by step; NULL: none */
+    uint64_t first_ns; /* 1 + when, by the watch's clock, the first came to the end of the next round; 0: none has */
+    bool gathers;      /* before `go`: ranks wait until each has its file of the checkpoint to resume from */
+    json_t *log;       /* to repeat a run by: its lines `round`, by step; NULL: none */
 };
 
 enum { RANK_NAME_BYTES = 48 };

@@ -34,6 +34,12 @@
  * nobody else is left, and, with checkpoint.best or train.early_stop, while a checkpoint is not complete. So the others
  * wait at the end of the last round but one until a replica that returns is ready to enter.
  *
+ * reduce.delay: if all replicas average, and nothing follows on the round's end that needs the mean (`travels` in
+ * `members`), the members train on, and their lines of the next steps come before `averaged`. Else they wait for the
+ * mean at the round's end, as without the delay: where a replica is missing or has returned, where a checkpoint or the
+ * run's end follows, and before the last round, for which a lost replica may be waited. So a replica that is lost while
+ * an average travels enters one round later than the end of that round. Waiting or not changes no bit (worker_local.c).
+ *
  * What was decided is a line `round` in metrics.jsonl. launch->rounds repeats it: a round there that ended without some
  * replicas ends without them here, too, so that the weights are the same. A replica that is among the next round's
  * members there is waited for here.
@@ -264,7 +270,7 @@ static bool is_due_back(const struct launcher *launcher, uint32_t replica, uint6
 static bool is_held(const struct launcher *launcher, uint64_t step)
 {
     const bool last = launcher_rounds_after(launcher, step) == launcher->launch->bounds.steps;
-    if (launcher->stopping) return false;
+    if (launcher->stopping || (launcher->rounds.averaging == step && launcher->rounds.travels)) return false;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
         if ((last || launcher->rounds.log) && is_due_back(launcher, w, step) && !launcher_return_waits(launcher, w))
             return true;
@@ -276,9 +282,20 @@ bool launcher_rounds_held(const struct launcher *launcher)
     return launcher->rounds.averaging && is_held(launcher, launcher->rounds.averaging);
 }
 
+/* Does something follow on the round's end for which all have to have the mean? */
+static bool ends_with_more(const struct launcher *launcher, uint64_t step)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const bool last = step == launch->bounds.steps || step == launch->until || step == launcher->last_step;
+    const bool marks = launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps);
+    const bool next_is_last = launcher_rounds_after(launcher, step) == launch->bounds.steps; /* is_held */
+    return last || marks || next_is_last || launcher->stopping || launcher->result->early_step > 0;
+}
+
 /* Names the members of a round, or those that are left of them. */
 static void name_members(struct launcher *launcher, uint64_t step)
 {
+    const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
     struct launcher_rounds *rounds = &launcher->rounds;
     uint64_t returned = 0;
     rounds->attempt = rounds->averaging == step ? rounds->attempt + 1 : 1;
@@ -290,13 +307,17 @@ static void name_members(struct launcher *launcher, uint64_t step)
         rounds->named |= 1ull << w;
         if (!rounds->replicas[w].member) returned |= 1ull << w;
     }
+    if (rounds->attempt == 1)
+        rounds->travels = bounds->delay > 0 && living(launcher) == launcher->launch->replicas && returned == 0 &&
+                          !ends_with_more(launcher, step);
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         launcher->stages[r].averaged = AVERAGE_NONE;
-        if (!launcher_is_lost(launcher, r))
-            stage_send(launcher, r,
-                       json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "op", "members", "rank", (json_int_t)r, "step",
-                                 (json_int_t)step, "attempt", (json_int_t)rounds->attempt, "members",
-                                 aq_control_hex(rounds->named), "returned", aq_control_hex(returned)));
+        if (launcher_is_lost(launcher, r)) continue;
+        json_t *message = json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "op", "members", "rank", (json_int_t)r, "step",
+                                    (json_int_t)step, "attempt", (json_int_t)rounds->attempt, "members",
+                                    aq_control_hex(rounds->named), "returned", aq_control_hex(returned));
+        if (rounds->travels) json_object_set_new(message, "travels", json_true());
+        stage_send(launcher, r, message);
     }
 }
 
@@ -307,13 +328,14 @@ static void end_round(struct launcher *launcher)
     struct launcher_replica *replicas = rounds->replicas;
     const uint64_t step = rounds->averaging;
     const uint32_t count = living(launcher), all = launcher->launch->replicas;
-    const bool last = step == launcher->last_step && step < launcher->launch->bounds.steps;
+    const bool travels = rounds->travels; /* the members train the next round */
+    const bool last = step == launcher->last_step && step < launcher->launch->bounds.steps && !travels;
     uint64_t returned = 0, entering = 0;
-    bool mark = count < all && launcher->stopping;
+    bool mark = count < all && launcher->stopping && !travels;
     for (uint32_t w = 0; w < all; w++) {
         if (!replicas[w].lost && !replicas[w].member) returned |= 1ull << w;
-        if (is_due_back(launcher, w, step) && launcher_return_waits(launcher, w)) entering |= 1ull << w;
-        mark |= replicas[w].state == REPLICA_GONE;
+        if (!travels && is_due_back(launcher, w, step) && launcher_return_waits(launcher, w)) entering |= 1ull << w;
+        mark |= replicas[w].state == REPLICA_GONE && !travels;
         replicas[w].member = !replicas[w].lost;
         if (replicas[w].member) replicas[w].tries = 0;
     }

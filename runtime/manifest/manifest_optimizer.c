@@ -148,9 +148,9 @@ static bool check_delay(struct aq_manifest *manifest)
     if (reduce->delay == 0) return true;
     if (reduce->every < 2)
         why = "needs reduce.every of 2 and more: with 1 each step waits for its average of gradients; set 0";
-    else if (reduce->patience_ns > 0)
-        why = "does not go with reduce.patience: an average without a lost replica is made again between two steps; "
-              "set one of them to 0";
+    else if (reduce->steps == AQ_STEPS_SPEED)
+        why = "does not go with reduce.steps: speed, which names the next round's steps when the average is there; "
+              "take equal, or 0";
     else if (reduce->transport == AQ_TRANSPORT_NCCL)
         why = "needs reduce.transport: links: NCCL averages in the order of a GPU's steps";
     if (why) {

@@ -224,7 +224,10 @@ bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text);
 uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
 /* Steps of the next round during which the average of a round travels (reduce.delay). */
 uint32_t aq_plan_reduce_delay(const struct aq_plan *plan);
-/* With it: bytes of the movement that travels, and of the codec's errors. Those of a GPU are in the host's memory. */
+/*
+ * With it, bytes that a GPU's optimizer has in the host's memory: the movement that travels; the codec's errors, and
+ * with reduce.patience what is kept for another attempt.
+ */
 uint64_t aq_plan_travel_bytes(const struct aq_plan *plan, uint64_t parameters);
 uint64_t aq_plan_travel_errors(const struct aq_plan *plan, uint64_t parameters);
 uint64_t aq_plan_reductions(const struct aq_plan *plan);

@@ -47,7 +47,7 @@ uint64_t aq_plan_travel_errors(const struct aq_plan *plan, uint64_t parameters)
     const struct aq_optimizer_group group = {.rank = 0, .size = plan->replicas};
     struct aq_optimizer_config without = plan->job->train.optimizer;
     if (aq_plan_reduce_delay(plan) == 0) return 0;
-    without.error_feedback = false;
+    without.error_feedback = without.retries = false;
     return aq_plan_optimizer_bytes(plan, parameters) - aq_optimizer_measure(&without, &whole, 1, parameters, &group);
 }
 

@@ -522,7 +522,8 @@ static double agreement_s(const struct simulation *sim)
 {
     const struct aq_optimizer_config *config = &sim->plan->job->train.optimizer;
     const uint32_t every = aq_plan_reduce_every(sim->plan); /* a step has its share of what a round has */
-    if (aq_plan_reduce_delay(sim->plan) > 0) return 0;      /* the votes travel with the average */
+    const bool patient = sim->plan->job->reduce.patience_ns > 0;
+    if (aq_plan_reduce_delay(sim->plan) > 0 && !patient) return 0; /* the votes travel with the average */
     const bool rides =
         every == 1 && !sim->costs->reduce_in_step && config->low_rank == 0 && !sim->plan->job->reduce.machine_first;
     return rides ? 0 : sim->costs->group_latency_s / every;

@@ -77,8 +77,8 @@ enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *co
                                      .context = worker};
     if (aq_worker_is_delayed(worker)) { /* the pool is exec's; a wait looks whether the run ends */
         config.device = NULL;
-        config.meanwhile = aq_group_background_look;
-        config.context = worker->replicas.delay.background;
+        config.meanwhile = patient ? aq_worker_delay_meanwhile : aq_group_background_look;
+        config.context = patient ? (void *)worker : worker->replicas.delay.background;
         config.look_ns = AQ_ROUNDS_LOOK_NS;
     }
     return aq_group_open_links(&config, &worker->replicas.group);

@@ -43,6 +43,14 @@
  * that resumes there has the same bits. The votes for the last step and for a checkpoint travel with an average, and
  * are heard with its result: they take effect at the end of the round after.
  *
+ * With reduce.patience, too, members meet at the round's end, and the launcher's votes count there. `members` has
+ * `travels`, or all wait for the mean there: the state of a checkpoint by which a replica returns, or the end of a run,
+ * is that of the round's end. An attempt is a task of the thread. exec begins it, and ends it, where it looks after its
+ * edges (aq_worker_delay_look), so between any two instructions of a step, and where it waits. Before a further attempt
+ * the movement and the codec's errors are put back, which no step reads or writes. The result is used at the same step
+ * as ever, when all members have it. So neither the time nor the number of attempts changes a bit. Whether a rank waits
+ * or trains meanwhile is its own affair: it waits before a look at the outer weights, and while a codec is chosen.
+ *
  * reduce.steps: speed: the launcher names, with `go` and a round's `averaged`, how many steps of the next round this
  * replica trains (launcher_steps.c has the rule). They are the last ones of the round: the next step's number is larger
  * by the others, and nothing happens in between. All ranks of a replica are told the same, so frames between its stages
@@ -76,9 +84,20 @@ static bool meet_after(const struct aq_worker *worker, uint64_t steps)
     return steps == worker->plan->steps || !aq_optimizer_config_drifts(&worker->job->train.optimizer, steps);
 }
 
+static bool is_patient(const struct aq_worker *worker)
+{
+    return worker->job->reduce.patience_ns > 0;
+}
+
 bool aq_worker_is_delayed(const struct aq_worker *worker)
 {
     return aq_worker_is_local(worker) && worker->job->train.optimizer.outer_delay > 0;
+}
+
+/* With reduce.patience the launcher names the last step and checkpoints at a round's end. */
+bool aq_worker_votes_travel(const struct aq_worker *worker)
+{
+    return aq_worker_is_delayed(worker) && !is_patient(worker);
 }
 
 /* With reduce.delay their own weights do from the first step on, up to the run's end. */
@@ -110,10 +129,14 @@ static enum aq_status members_told(struct aq_worker *w, const json_t *message, u
     uint64_t members, returned = 0;
     AQ_TRY(aq_control_get_hex(message, "members", &members));
     if (json_object_get(message, "returned")) AQ_TRY(aq_control_get_hex(message, "returned", &returned));
+    const bool travels = aq_control_bool_or(message, "travels", false);
     const bool again = step == rounds->step && rounds->over != step && rounds->ended == rounds->attempt;
-    if (attempt != (again ? rounds->attempt + 1ull : 1) || (step == rounds->step && !again))
+    const bool open = step != rounds->step && rounds->over != rounds->step; /* the round before */
+    if (attempt != (again ? rounds->attempt + 1ull : 1) || (step == rounds->step && !again) || open)
         return out_of_order(w, "members", step);
     const bool beyond = (w->W < 64 && members >> w->W != 0) || (returned & ~members) != 0;
+    if (travels && (!aq_worker_is_delayed(w) || returned != 0))
+        return aq_fail(AQ_PROTO, "worker", "step %" PRIu64 ": the launcher has an average travel that cannot", step);
     if (beyond || !(members >> w->replica & 1) || (returned >> w->replica & 1) != rounds->returns)
         return aq_fail(AQ_PROTO, "worker",
                        "step %" PRIu64 ": the launcher names %" PRIx64 " as members, %" PRIx64
@@ -123,6 +146,7 @@ static enum aq_status members_told(struct aq_worker *w, const json_t *message, u
     rounds->attempt = (uint32_t)attempt;
     rounds->ended = 0;
     rounds->broken = false;
+    rounds->travels = travels;
     rounds->members = members;
     rounds->returned = returned;
     return AQ_OK;
@@ -158,6 +182,8 @@ static enum aq_status over_told(struct aq_worker *w, const json_t *message)
 {
     struct aq_worker_members *rounds = &w->replicas.rounds;
     const uint64_t all = all_replicas(w), step = rounds->step;
+    const bool mark = aq_control_bool_or(message, "mark", false), last = aq_control_bool_or(message, "last", false);
+    if ((mark || last) && step != w->step + 1) return out_of_order(w, "averaged", step); /* it trains already */
     rounds->over = step;
     rounds->returns = false;
     w->replicas.choice.due = false;
@@ -166,8 +192,8 @@ static enum aq_status over_told(struct aq_worker *w, const json_t *message)
     AQ_TRY(caches_told(w, message));
     if (rounds->attempt > 1 || rounds->members != all)
         aq_error_clear(); /* dealt with: a later failure is another one */
-    if (aq_control_bool_or(message, "mark", false)) rounds->mark = step;
-    if (aq_control_bool_or(message, "last", false)) w->last = step;
+    if (mark) rounds->mark = step;
+    if (last) w->last = step;
     return aq_worker_speed_told(w, message, step);
 }
 
@@ -177,7 +203,7 @@ enum aq_status aq_worker_rounds_told(struct aq_worker *w, const json_t *message)
     const bool members = aq_control_is(message, "op", "members"), breaks = aq_control_is(message, "op", "break");
     uint64_t step, attempt;
     AQ_TRY(aq_control_get_u64(message, "step", &step));
-    if (w->job->reduce.patience_ns == 0 || step != w->step + 1)
+    if (!is_patient(w) || (step != w->step + 1 && step != rounds->step)) /* an average may travel */
         return out_of_order(w, aq_control_text_or(message, "op", "?"), step);
     if (members || breaks) AQ_TRY(aq_control_get_u64(message, "attempt", &attempt));
     if (members) return members_told(w, message, step, attempt);
@@ -196,21 +222,30 @@ static bool are_named(const struct aq_worker *w, uint32_t attempt)
     return w->replicas.rounds.step == w->step + 1 && w->replicas.rounds.attempt > attempt;
 }
 
-/* Until the launcher has named the members after that attempt, or all have the mean. */
-static enum aq_status wait_for_launcher(struct aq_worker *w, uint32_t attempt)
+/* By when the launcher must have answered. */
+static uint64_t launcher_deadline(const struct aq_worker *w)
 {
     const uint64_t silence = w->links.silence_ns, patience = w->job->reduce.patience_ns;
     const uint64_t meet = silence > MEET_NS_MAX ? silence : MEET_NS_MAX + w->links.outages_ns;
-    const uint64_t end = aq_clock_after(meet > UINT64_MAX - patience ? UINT64_MAX : meet + patience);
+    return aq_clock_after(meet > UINT64_MAX - patience ? UINT64_MAX : meet + patience);
+}
+
+static enum aq_status launcher_late(const struct aq_worker *w, const char *op)
+{
+    return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send '%s' in time", w->step + 1, op);
+}
+
+/* Until the launcher has named the members after that attempt, or all have the mean. */
+static enum aq_status wait_for_launcher(struct aq_worker *w, uint32_t attempt)
+{
+    const uint64_t end = launcher_deadline(w);
     const uint64_t soon = aq_clock_after(SOON_NS);
     while (!are_named(w, attempt) && w->replicas.rounds.over != w->step + 1) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
         if (are_named(w, attempt) || w->replicas.rounds.over == w->step + 1) break;
-        if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send '%s' in time",
-                           w->step + 1, attempt ? "averaged" : "members");
+        if (aq_clock_ns() > end) return launcher_late(w, attempt ? "averaged" : "members");
         /* The control connection wakes nobody. Mostly the answer comes soon: with reduce.every: 1 twice a step. */
         (void)aq_eventcount_wait(w->eventcount, seen,
                                  aq_clock_after(aq_clock_ns() < soon ? SOON_LOOK_NS : AQ_ROUNDS_LOOK_NS));
@@ -297,7 +332,7 @@ static enum aq_status group_of_members(struct aq_worker *w)
     if (grouped && rounds->returned == 0 && rounds->attempt == 1) return AQ_OK;
     aq_log("worker", AQ_LOG_WARNING,
            "step %" PRIu64 ": replicas %" PRIx64 " (bits) of %u average, attempt %u; %" PRIx64 " have returned",
-           w->step + 1, rounds->members, w->W, rounds->attempt, rounds->returned);
+           rounds->step, rounds->members, w->W, rounds->attempt, rounds->returned);
     return regroup(w);
 }
 
@@ -371,20 +406,26 @@ static enum aq_status leave_group(struct aq_worker *w, uint64_t *ended)
     return AQ_OK;
 }
 
+/* An attempt has ended like this: the launcher hears of it. */
+static enum aq_status attempt_end(struct aq_worker *w, enum aq_status status)
+{
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    uint64_t ended = 0;
+    if (status != AQ_OK && !is_of_link(status)) return status;
+    if (status != AQ_OK) AQ_TRY(leave_group(w, &ended));
+    rounds->ended = rounds->attempt;
+    return aq_control_send(w->control, json_pack("{s:s, s:I, s:I, s:b, s:o}", "event", "averaged", "step",
+                                                 (json_int_t)rounds->step, "attempt", (json_int_t)rounds->attempt,
+                                                 "whole", status == AQ_OK, "ended", aq_control_hex(ended)));
+}
+
 enum aq_status aq_worker_rounds_perform(struct aq_worker *w, const struct aq_reduce *asked)
 {
     struct aq_worker_members *rounds = &w->replicas.rounds;
     AQ_ASSERT(!asked || (!asked->before && !asked->after)); /* they could be done only once */
     if (asked) AQ_TRY(aq_optimizer_keep(w->optimizer));
     while (rounds->over != w->step + 1) {
-        uint64_t ended = 0;
-        const enum aq_status status = average_once(w, asked != NULL);
-        if (status != AQ_OK && !is_of_link(status)) return status;
-        if (status != AQ_OK) AQ_TRY(leave_group(w, &ended));
-        rounds->ended = rounds->attempt;
-        AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I, s:I, s:b, s:o}", "event", "averaged", "step",
-                                                     (json_int_t)(w->step + 1), "attempt", (json_int_t)rounds->attempt,
-                                                     "whole", status == AQ_OK, "ended", aq_control_hex(ended))));
+        AQ_TRY(attempt_end(w, average_once(w, asked != NULL)));
         AQ_TRY(wait_for_launcher(w, rounds->attempt));
         if (asked && rounds->over != w->step + 1) AQ_TRY(aq_optimizer_put_back(w->optimizer));
     }
@@ -572,16 +613,16 @@ void aq_worker_delay_close(struct aq_worker *w)
     w->replicas.delay.background = NULL;
 }
 
-enum aq_status aq_worker_delay_look(const struct aq_worker *w)
+/* Has an average begun of which not all members have the mean? Only with reduce.patience. */
+static bool delay_is_open(const struct aq_worker *w)
 {
-    const struct aq_group_background *background = w->replicas.delay.background;
-    const enum aq_status status = background ? aq_group_background_state(background) : AQ_OK;
-    return status == AQ_AGAIN ? AQ_OK : status;
+    return w->replicas.delay.of != w->replicas.rounds.over && w->replicas.delay.of == w->replicas.rounds.step;
 }
 
-void aq_worker_delay_begin(struct aq_worker *w, const struct aq_reduce *asked)
+static void delay_start(struct aq_worker *w)
 {
     struct aq_worker_delay *delay = &w->replicas.delay;
+    const struct aq_reduce *asked = &delay->asked;
     struct aq_group_task task = {
         .group = w->replicas.group, .word = delay->vote, .mean = aq_worker_compressed(w, asked)};
     if (asked->kind == AQ_REDUCE_MEAN) task.mean.worker = NULL;
@@ -591,34 +632,129 @@ void aq_worker_delay_begin(struct aq_worker *w, const struct aq_reduce *asked)
     aq_group_background_begin(delay->background, &task);
 }
 
+static void delay_take(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    struct aq_group_done done;
+    aq_group_background_take(delay->background, &done);
+    delay->under_way = false;
+    delay->heard |= done.words;
+    delay->sent_bytes += done.sent_bytes;
+    aq_trace_add(w->trace, "average", "average", done.begin_ns, done.end_ns, (uint32_t)w->step, 0);
+}
+
+/* The group that the launcher has named, and its thread begins. */
+static enum aq_status attempt_begin(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    const enum aq_status look = aq_worker_rounds_look(w);
+    if (look != AQ_AGAIN) return look;
+    AQ_TRY(group_of_members(w));
+    if (w->replicas.choice.due) { /* at the round's end, between two rounds of the optimizer: it does not travel */
+        AQ_TRY(aq_worker_choose(w));
+        aq_optimizer_ask_again(w->optimizer, &delay->asked);
+    }
+    delay_start(w);
+    return AQ_OK;
+}
+
+/* An attempt has ended, or another one is to be begun. */
+static enum aq_status delay_turn(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    const struct aq_worker_members *rounds = &w->replicas.rounds;
+    if (delay->under_way) {
+        if (rounds->broken) aq_group_background_break(delay->background);
+        const enum aq_status status = aq_group_background_state(delay->background);
+        if (status == AQ_AGAIN) return AQ_OK;
+        delay_take(w);
+        return attempt_end(w, status);
+    }
+    if (rounds->ended == rounds->attempt) return AQ_OK;
+    if (rounds->attempt > 1 && delay->asked.count > 0) AQ_TRY(aq_optimizer_put_back(w->optimizer));
+    const enum aq_status status = attempt_begin(w);
+    return status == AQ_OK ? AQ_OK : attempt_end(w, status);
+}
+
+enum aq_status aq_worker_delay_look(struct aq_worker *w)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    struct aq_worker_members *rounds = &w->replicas.rounds;
+    if (!delay->background) return AQ_OK;
+    if (!is_patient(w)) {
+        const enum aq_status status = aq_group_background_state(delay->background);
+        return status == AQ_AGAIN ? AQ_OK : status;
+    }
+    if (delay->turning || !delay_is_open(w)) return AQ_OK;
+    delay->turning = true; /* who waits within looks, too */
+    const uint64_t now = aq_clock_ns();
+    const bool due = now >= rounds->look_ns;
+    if (due) rounds->look_ns = now + AQ_ROUNDS_LOOK_NS;
+    enum aq_status status = due ? aq_worker_control_poll(w) : AQ_OK;
+    if (status == AQ_OK && delay_is_open(w)) status = delay_turn(w);
+    delay->turning = false;
+    return status;
+}
+
+uint64_t aq_worker_delay_looks_ns(const struct aq_worker *w)
+{
+    return delay_is_open(w) ? aq_clock_after(AQ_ROUNDS_LOOK_NS) : AQ_NEVER;
+}
+
+/* In the thread while a task is under way. Else in this one, which chooses a codec or makes a link. */
+enum aq_status aq_worker_delay_meanwhile(void *worker)
+{
+    const struct aq_worker_delay *delay = &((const struct aq_worker *)worker)->replicas.delay;
+    return delay->under_way ? aq_group_background_look(delay->background) : aq_worker_rounds_look(worker);
+}
+
+/* AQ_AGAIN: the mean is not there, or with reduce.patience not all members have it. */
+static enum aq_status delay_state(const struct aq_worker *w)
+{
+    if (is_patient(w)) return delay_is_open(w) ? AQ_AGAIN : AQ_OK;
+    return aq_group_background_state(w->replicas.delay.background);
+}
+
 /* next: the phase that follows. */
 static enum aq_status delay_wait(struct aq_worker *w, enum aq_phase next)
 {
     struct aq_worker_delay *delay = &w->replicas.delay;
     const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(w);
-    struct aq_group_done done;
+    const uint64_t end = is_patient(w) ? launcher_deadline(w) : UINT64_MAX; /* else the group's silence ends it */
     enum aq_status status;
     aq_heartbeat_phase(AQ_PHASE_REDUCE);
     for (;;) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
-        status = aq_group_background_state(delay->background);
+        status = delay_state(w);
         if (status != AQ_AGAIN) break;
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
+        if (aq_clock_ns() > end) return launcher_late(w, "averaged");
         status = aq_worker_meanwhile(w); /* with staleness a step more is under way */
         if (status != AQ_AGAIN) AQ_TRY(status);
         if (status == AQ_AGAIN) (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_ROUNDS_LOOK_NS));
     }
     AQ_TRY(status);
     aq_heartbeat_phase(next);
-    aq_group_background_take(delay->background, &done);
-    delay->under_way = false;
-    delay->heard |= done.words;
+    if (delay->under_way) delay_take(w);
     delay->waited_ns += aq_worker_own_ns(w) - own;
-    delay->sent_bytes += done.sent_bytes;
     aq_trace_add(w->trace, "compute", "reduce", begin, aq_clock_ns(), (uint32_t)w->step, 0);
-    aq_trace_add(w->trace, "average", "average", done.begin_ns, done.end_ns, (uint32_t)w->step, 0);
     return AQ_OK;
+}
+
+enum aq_status aq_worker_delay_begin(struct aq_worker *w, const struct aq_reduce *asked)
+{
+    struct aq_worker_delay *delay = &w->replicas.delay;
+    delay->asked = asked ? *asked : (struct aq_reduce){.kind = AQ_REDUCE_MEAN};
+    if (!is_patient(w)) {
+        delay_start(w);
+        return AQ_OK;
+    }
+    const bool travels = w->replicas.rounds.travels && !w->replicas.choice.due;
+    if (asked) AQ_TRY(aq_optimizer_keep(w->optimizer));
+    delay->of = w->step + 1;
+    AQ_TRY(aq_worker_delay_look(w));
+    return travels ? AQ_OK : aq_worker_delay_await(w);
 }
 
 /* Between two steps there is no line of metrics to count bytes and waiting in. */
@@ -638,8 +774,8 @@ enum aq_status aq_worker_delay_await(struct aq_worker *w)
 
 enum aq_status aq_worker_delay_settle(struct aq_worker *w)
 {
-    if (!w->replicas.delay.under_way) return AQ_OK;
-    AQ_TRY(delay_wait(w, AQ_PHASE_COMPUTE));
+    if (!aq_worker_is_delayed(w)) return AQ_OK;
+    if (w->replicas.delay.under_way || delay_is_open(w)) AQ_TRY(delay_wait(w, AQ_PHASE_COMPUTE));
     return aq_optimizer_settle(w->optimizer, w->stream);
 }
 
@@ -679,25 +815,24 @@ static enum aq_status delay_votes(struct aq_worker *w)
     if (w->last || aq_worker_last_of(w, w->step) == aq_worker_steps_end(w)) return AQ_OK;
     if (w->rank == 0) AQ_TRY(delay_vote(w));
     /* A stage that trains nothing has no average to give its vote to. */
-    const struct aq_reduce nothing = {.kind = AQ_REDUCE_MEAN};
-    if (aq_stage_parameter_count(w->stage) == 0) aq_worker_delay_begin(w, &nothing);
-    return AQ_OK;
+    return aq_stage_parameter_count(w->stage) == 0 ? aq_worker_delay_begin(w, NULL) : AQ_OK;
 }
 
 enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
 {
+    const bool patient = is_patient(worker), hears = aq_worker_hears(worker, worker->step);
     worker->times.squared = false;
-    if (aq_worker_is_delayed(worker)) {
-        if (aq_worker_hears(worker, worker->step)) AQ_TRY(delay_votes(worker));
-        delay_count(worker);
-    } else if (aq_worker_hears(worker, worker->step)) {
+    if (hears && aq_worker_is_delayed(worker))
+        AQ_TRY(patient ? aq_worker_delay_settle(worker) : delay_votes(worker)); /* the last round may be short */
+    if (aq_worker_is_delayed(worker)) delay_count(worker);
+    if (hears && !aq_worker_votes_travel(worker)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
-        AQ_TRY(worker->job->reduce.patience_ns ? aq_worker_rounds_meet(worker) : votes_exchange(worker));
+        AQ_TRY(patient ? aq_worker_rounds_meet(worker) : votes_exchange(worker));
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     }
     /* With reduce.patience it is chosen in an attempt to average. */
-    return meet_after(worker, worker->step + 1) && !worker->job->reduce.patience_ns ? aq_worker_choose(worker) : AQ_OK;
+    return meet_after(worker, worker->step + 1) && !patient ? aq_worker_choose(worker) : AQ_OK;
 }
 
 /* The two versions are the same at the end of a round. */

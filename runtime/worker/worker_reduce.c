@@ -85,7 +85,12 @@ static uint64_t sent_bytes(const struct aq_worker *worker)
 static enum aq_status rounds_close(struct aq_worker *worker)
 {
     const struct aq_worker_members *rounds = &worker->replicas.rounds;
-    if (rounds->step != worker->step + 1 || rounds->over == worker->step + 1) return AQ_OK;
+    if (rounds->step == rounds->over) return AQ_OK;
+    if (aq_worker_is_delayed(worker)) {
+        const uint64_t due = rounds->step + worker->job->train.optimizer.outer_delay;
+        if (worker->replicas.delay.of != rounds->step) return aq_worker_delay_begin(worker, NULL);
+        return worker->step + 1 < due ? AQ_OK : aq_worker_delay_await(worker);
+    }
     const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
     aq_heartbeat_phase(AQ_PHASE_REDUCE);
     AQ_TRY(aq_worker_rounds_perform(worker, NULL));
@@ -101,7 +106,7 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
     AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     while (asked.kind != AQ_REDUCE_NONE) {
         if (asked.later || asked.kind == AQ_REDUCE_WAIT) { /* reduce.delay */
-            if (asked.later) aq_worker_delay_begin(worker, &asked);
+            if (asked.later) AQ_TRY(aq_worker_delay_begin(worker, &asked));
             if (!asked.later) AQ_TRY(aq_worker_delay_await(worker));
             AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
             continue;

@@ -58,6 +58,7 @@ struct aq_worker_members {
     uint64_t look_ns;             /* when the control channel is looked at again during a collective          */
     uint64_t digest;              /* of the weights that the next checkpoint gets: all replicas' are the same */
     uint64_t marked;              /* of those in the checkpoint under way                                     */
+    bool travels;                 /* reduce.delay: its average is not waited for at the round's end           */
     uint64_t members;             /* of it: a bit for each replica                                            */
     uint64_t returned;            /* of them those that were no members of the round before                   */
     uint64_t without;             /* step of the round that ended without some replica; 0: none has           */
@@ -88,6 +89,9 @@ struct aq_worker_delay {
     uint64_t vote;  /* of this rank: it travels with the next average                                           */
     uint64_t heard; /* of all ranks: the last step, a checkpoint; it takes effect at the next round's end       */
     uint64_t sent_bytes, waited_ns; /* of averages that were waited for, and that no step has counted           */
+    uint64_t of;            /* reduce.patience: last step of the newest round whose average has begun           */
+    struct aq_reduce asked; /* by each attempt to make it                                                       */
+    bool turning;           /* an attempt is being ended or begun                                               */
 };
 
 /* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */
@@ -130,10 +134,12 @@ enum aq_status aq_worker_perform_voted(struct aq_worker *worker, const struct aq
 /*
  * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: do their weights differ after
  * worker->step steps? is_delayed: reduce.delay. hears: can a vote of this step, to end the run, reach all of them?
+ * votes_travel: do votes travel with an average, and count one round later?
  */
 bool aq_worker_is_local(const struct aq_worker *worker);
 bool aq_worker_is_apart(const struct aq_worker *worker);
 bool aq_worker_is_delayed(const struct aq_worker *worker);
+bool aq_worker_votes_travel(const struct aq_worker *worker);
 bool aq_worker_hears(const struct aq_worker *worker, uint64_t step);
 
 /*
@@ -153,15 +159,19 @@ enum aq_status aq_worker_swap_out(struct aq_worker *worker);
 
 /*
  * worker_local.c: reduce.delay, else nothing. open: before the group, whose reductions a thread makes then. begin: this
- * reduction, which has `later`, during what follows. await: in a step, until it is done. settle: between steps, or in
- * REDUCE: if one is under way, until its outer step is taken. look: it has not failed. stop: before anything else uses
- * the links; close: when they are halted.
+ * reduction, which has `later`, during what follows; asked NULL: this stage has nothing to average. await: in a step,
+ * until it is done. settle: between steps, or in REDUCE: if one is under way, until its outer step is taken. look: it
+ * has not failed; with reduce.patience attempts are ended and begun here. looks_ns: until when somebody who waits has
+ * to look again; AQ_NEVER: no need. meanwhile: with reduce.patience, of the group's config. stop: before anything else
+ * uses the links; close: when they are halted.
  */
 enum aq_status aq_worker_delay_open(struct aq_worker *worker);
-void aq_worker_delay_begin(struct aq_worker *worker, const struct aq_reduce *asked);
+enum aq_status aq_worker_delay_begin(struct aq_worker *worker, const struct aq_reduce *asked);
 enum aq_status aq_worker_delay_await(struct aq_worker *worker);
 enum aq_status aq_worker_delay_settle(struct aq_worker *worker);
-enum aq_status aq_worker_delay_look(const struct aq_worker *worker);
+enum aq_status aq_worker_delay_look(struct aq_worker *worker);
+uint64_t aq_worker_delay_looks_ns(const struct aq_worker *worker);
+enum aq_status aq_worker_delay_meanwhile(void *worker);
 void aq_worker_delay_stop(struct aq_worker *worker);
 void aq_worker_delay_close(struct aq_worker *worker);
 

@@ -191,6 +191,17 @@ static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_
     return most;
 }
 
+/* Until the event count changes; meanwhile an average that travels may need a look now and then. */
+static enum aq_status wait_event(struct aq_worker *worker, uint32_t seen, uint64_t until)
+{
+    for (;;) {
+        const uint64_t look = aq_worker_delay_looks_ns(worker), end = look < until ? look : until;
+        const enum aq_status status = aq_eventcount_wait(worker->eventcount, seen, end);
+        if (status != AQ_TIMEOUT || end == until) return status;
+        AQ_TRY(aq_worker_delay_look(worker));
+    }
+}
+
 /* sending: what could run next waits for a send buffer. */
 static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending, const char *what)
 {
@@ -201,8 +212,8 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &before[0]);
     if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &before[1]);
     aq_heartbeat_phase(AQ_PHASE_NEIGHBOUR);
-    const enum aq_status status = aq_eventcount_wait(
-        worker->eventcount, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->links.silence_ns));
+    const enum aq_status status =
+        wait_event(worker, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->links.silence_ns));
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     const uint64_t waited = aq_clock_ns() - begin;
     const bool by_nccl = carrying & AQ_EDGE_CARRY_IN || (sending && carrying);
@@ -581,7 +592,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     for (; (due = aq_program_run_due(&worker->steps.program)); (void)aq_program_run_pass(&worker->steps.program)) {
         switch (due->op) {
         case AQ_OP_REDUCE:
-            if (worker->W > 1 && aq_worker_hears(worker, run->step) && !aq_worker_is_delayed(worker))
+            if (worker->W > 1 && aq_worker_hears(worker, run->step) && !aq_worker_votes_travel(worker))
                 AQ_TRY(aq_worker_stop_heard(worker));
             aq_heartbeat_phase(AQ_PHASE_REDUCE);
             aq_worker_use(worker, run->step);

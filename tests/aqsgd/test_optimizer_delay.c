@@ -140,11 +140,14 @@ static void test_rounds_are_those_of_the_formula(void **state)
     expect_rounds("sgd", 3, 1000, 7, 0.5f); /* the only round is the last one */
 }
 
-/* Means that come at once, when they are waited for, or when somebody looks: one run. */
+/*
+ * Means that come at once, when they are waited for, or when somebody looks: one run. The last one has attempts that
+ * are taken back (reduce.patience): at the round's end, and again after more steps.
+ */
 static void test_when_a_mean_comes_changes_no_bit(void **state)
 {
     (void)state;
-    enum { W = 3, EVERY = 5, RUNS = 3 };
+    enum { W = 3, EVERY = 5, RUNS = 4 };
     for (uint32_t c = 0; aq_grad_codec_kind(c); c++) {
         struct aq_optimizer_config config = delay_config("adamw", EVERY, 3, c % 2 ? 0.9f : 0.0f);
         struct ranks runs[RUNS];
@@ -152,8 +155,10 @@ static void test_when_a_mean_comes_changes_no_bit(void **state)
         aq_error_clear();
         if (aq_optimizer_config_check(&config) != AQ_OK) continue;
         for (int r = 0; r < RUNS; r++) {
+            config.retries = r == 3;
             ranks_open(&runs[r], &config, W);
             runs[r].late = r > 0;
+            runs[r].again = r == 3;
         }
         for (uint64_t step = 1; step <= LAST; step++) {
             for (int r = 0; r < RUNS; r++) {
@@ -279,8 +284,6 @@ static void test_what_does_not_fit_is_refused_by_name(void **state)
     assert_non_null(strstr(aq_error_text(), "outer_delay is 4, must be below outer_every, 4"));
     config.outer_delay = 3;
     assert_int_equal(aq_optimizer_config_check(&config), AQ_OK);
-    config.retries = true;
-    assert_int_equal(aq_optimizer_config_check(&config), AQ_INVAL);
     /* No delay, or one rank: no memory for it. */
     struct ranks ranks;
     config = delay_config("adamw", 4, 0, 0.9f);

@@ -197,8 +197,8 @@ def scenario_delay_bad_input():
     for tag, pattern, *more in (("below", r"reduce\.delay: 4 must be below reduce\.every, 4", "reduce.delay=4"),
                                 ("one", r"reduce\.delay: needs reduce\.every of 2 and more", "reduce.every=1"),
                                 ("negative", r"reduce\.delay", "reduce.delay=-1"),
-                                ("patience", r"reduce\.delay: does not go with reduce\.patience.*set one of them to 0",
-                                 "reduce.patience=60s", "checkpoint.every=4 steps"),
+                                ("speed", r"reduce\.delay: does not go with reduce\.steps: speed", "reduce.patience=60s", "reduce.steps=speed",
+                                 "checkpoint.every=4 steps", "train.evaluate_every=4 steps"),
                                 ("nccl", r"reduce\.delay: needs reduce\.transport: links", "reduce.transport=nccl")):
         refused(tag, path, pattern, 2, *(part for each in more for part in ("--set", each)))
     said = aqpipe("plan", path).stdout
@@ -207,4 +207,7 @@ def scenario_delay_bad_input():
     memory = [plan["stages"][0]["memory"]["outer step"] for plan in plans]
     parameters = plans[0]["stages"][0]["parameters"]
     check(0 <= memory[1] - memory[0] - 8 * parameters < 4096, f"two more copies of {parameters} parameters: {memory}")
+    said = aqpipe("plan", path, "--json", "--set", "reduce.patience=60s", "--set", "checkpoint.every=4 steps").stdout
+    patient = json.loads(said)["stages"][0]["memory"]["outer step"]
+    check(0 <= patient - memory[1] - 4 * parameters < 4096, f"one more copy of {parameters} parameters: {patient}, {memory}")
     no_workers("delay_bad_input")

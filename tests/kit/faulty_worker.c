@@ -26,8 +26,8 @@
  *     backward   at the first micro-batch's backward (never on a stage whose layers are all frozen)
  *     noised     at the first micro-batch's cut: split.privacy has counted its visits, and nothing of it is sent
  *     joins, parts, sums, results, mean
- *                of an average at a round's end (reduce.patience): before a connection to another replica is begun;
- *                before the first part leaves; when parts have left
+ *                of an average (reduce.patience) of the round that ends with STEP, whichever step is trained meanwhile:
+ *                before a connection to another replica is begun; before the first part leaves; when parts have left
  *                and come, before the first sum does; when sums have left, before the first of another rank is taken;
  *                and when the mean is there, and the launcher does not know it
  *     gives      in the thread that sends RANK its file of the checkpoint STEP, behind the first piece
@@ -52,6 +52,7 @@
 #include "checkpoint.h"
 #include "control.h"
 #include "group.h"
+#include "net/group_background.h"
 #include "stages/stage.h"
 #include "transfer.h"
 #include "transport.h"
@@ -91,6 +92,8 @@ enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_
                                          struct aq_part_args *args);
 enum aq_status __real_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
 enum aq_status __wrap_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
+void __real_aq_group_background_take(struct aq_group_background *background, struct aq_group_done *out);
+void __wrap_aq_group_background_take(struct aq_group_background *background, struct aq_group_done *out);
 enum aq_status __real_aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk,
                                     const void *body);
 enum aq_status __wrap_aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk,
@@ -247,9 +250,16 @@ static enum aq_status hold_averaging(bool here, const char *phase)
     static struct hold hold;
     enum aq_status status = AQ_OK;
     while (here && stepping && stepping->job->reduce.patience_ns > 0 &&
-           (status = hold_look(&hold, stepping->rank, stepping->step + 1, phase)) == AQ_AGAIN)
+           (status = hold_look(&hold, stepping->rank, stepping->replicas.rounds.step, phase)) == AQ_AGAIN)
         nap();
     return status;
+}
+
+/* reduce.delay: the mean that the background's thread has made, in the worker's own thread. */
+void __wrap_aq_group_background_take(struct aq_group_background *background, struct aq_group_done *out)
+{
+    if (aq_group_background_state(background) == AQ_OK && hold_averaging(true, "mean") != AQ_OK) abort();
+    __real_aq_group_background_take(background, out);
 }
 
 enum aq_status __wrap_aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked)

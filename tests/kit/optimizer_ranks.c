@@ -199,9 +199,10 @@ static void reduce_once(struct ranks *ranks, const struct aq_reduce *reduce)
         reduce_lanes(ranks->W, reduce);
 }
 
-static void reduce_in_vain(struct ranks *ranks, const struct aq_reduce *reduce)
+/* Two attempts that are taken back. */
+static void reduce_in_vain(struct ranks *ranks, const struct aq_reduce *reduce, bool keep)
 {
-    for (uint32_t w = 0; w < ranks->W; w++)
+    for (uint32_t w = 0; w < ranks->W && keep; w++)
         assert_int_equal(aq_optimizer_keep(ranks->optimizers[w]), AQ_OK);
     for (int times = 0; times < 2; times++) {
         reduce_once(ranks, reduce);
@@ -212,6 +213,7 @@ static void reduce_in_vain(struct ranks *ranks, const struct aq_reduce *reduce)
 
 static void reduce_held(struct ranks *ranks)
 {
+    if (ranks->holds && ranks->again) reduce_in_vain(ranks, ranks->held, false);
     if (ranks->holds) reduce_once(ranks, ranks->held);
     ranks->holds = false;
 }
@@ -249,7 +251,7 @@ static void run_rounds(struct ranks *ranks)
                            2; /* a byte of either goes 2 (W - 1) / W times, there and back */
         else
             ranks->sent += aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
-        if (ranks->again) reduce_in_vain(ranks, reduce);
+        if (ranks->again) reduce_in_vain(ranks, reduce, true);
         if (reduce[0].later && ranks->late) {
             assert_false(ranks->holds);
             memcpy(ranks->held, reduce, sizeof reduce);

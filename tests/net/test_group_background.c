@@ -2,6 +2,9 @@
  * test_group_background.c -- reductions that a thread makes: their bits are those of the collectives; the words of all
  * ranks come along; a stop ends one that waits for a rank; a rank that fails ends it on the others.
  */
+#include <stdatomic.h>
+#include <time.h>
+
 #include "group_kit.h"
 #include "net/group_background.h"
 
@@ -149,6 +152,89 @@ static void test_a_stop_ends_a_reduction_that_waits(void **state)
     assert_int_equal(kit.ranks[1].status, AQ_ABORTED);
 }
 
+/* Until both ranks have left their groups, as the launcher waits before it names another attempt. */
+static enum aq_status await_both(void)
+{
+    static atomic_uint left;
+    const uint64_t end = KIT_SECONDS(60);
+    atomic_fetch_add_explicit(&left, 1, memory_order_acq_rel); /* pairs with the other rank's load */
+    while (atomic_load_explicit(&left, memory_order_acquire) < 2) {
+        if (aq_clock_ns() > end) return AQ_TIMEOUT;
+        (void)nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return AQ_OK;
+}
+
+/*
+ * Rank 0 begins, and breaks it off; rank 1 comes only then. Both leave, and average over the same links in a group that
+ * is made again.
+ */
+static enum aq_status again(struct kit_rank *rank, struct aq_group_background *background, float *x)
+{
+    struct aq_group_done done;
+    uint64_t ended;
+    const struct aq_group_config config = {.rank = rank->rank,
+                                           .size = rank->kit->size,
+                                           .links = rank->links,
+                                           .eventcount = rank->eventcount,
+                                           .silence_ns = UINT64_C(60000000000),
+                                           .piece_bytes = KIT_PIECE_BYTES,
+                                           .meanwhile = aq_group_background_look,
+                                           .context = background,
+                                           .look_ns = LOOK_NS,
+                                           .first = 4096}; /* above all of the attempt before */
+    for (;;) {
+        const uint32_t seen = aq_eventcount_read(rank->eventcount);
+        if (aq_group_leave(rank->group, &ended) == AQ_OK) break;
+        AQ_TRY(aq_eventcount_wait(rank->eventcount, seen, KIT_SECONDS(60)));
+    }
+    KIT_EXPECT(rank, ended == 0);
+    AQ_TRY(await_both());
+    aq_group_close(rank->group);
+    rank->group = NULL;
+    AQ_TRY(aq_group_open_links(&config, &rank->group));
+    fill(x, rank->rank, 0);
+    const struct aq_group_task task = {
+        .group = rank->group, .word = 1u << rank->rank, .mean = {.x = x, .count = COUNT}};
+    aq_group_background_begin(background, &task);
+    AQ_TRY(finish(rank, background));
+    aq_group_background_take(background, &done);
+    KIT_EXPECT(rank, done.words == 3 && x[1] == 0.5f * (float)(7919 % 1000 + (7919 + 131) % 1000) - 400.0f);
+    return AQ_OK;
+}
+
+static enum aq_status breaks_off(struct kit_rank *rank)
+{
+    static float x[2][COUNT];
+    struct aq_group_background *background;
+    struct aq_group_done done = {0};
+    float *own = x[rank->rank];
+    enum aq_status status;
+    AQ_TRY(aq_group_background_open(rank->eventcount, &background));
+    AQ_TRY_GOTO(group_open(rank, background), out);
+    if (rank->rank == 0) {
+        const struct aq_group_task task = {.group = rank->group, .word = 1, .mean = {.x = own, .count = COUNT}};
+        aq_group_background_begin(background, &task);
+        aq_group_background_break(background);
+        aq_group_background_break(background);
+        KIT_EXPECT(rank, finish(rank, background) == AQ_ABORTED);
+        aq_group_background_take(background, &done);
+        KIT_EXPECT(rank, done.words == 0 && aq_group_background_state(background) == AQ_OK);
+    }
+    status = again(rank, background, own);
+out:
+    aq_group_background_close(background);
+    return status;
+}
+
+static void test_a_reduction_that_is_broken_off_is_made_again(void **state)
+{
+    (void)state;
+    static struct kit kit;
+    kit = (struct kit){.size = 2, .scheme = "sim", .query = "", .run = breaks_off};
+    kit_run_well(&kit);
+}
+
 /* The last rank fails in place of its reduction: the others' threads say so, and nothing of them can be taken. */
 static enum aq_status last_fails(struct kit_rank *rank)
 {
@@ -187,6 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reductions_have_the_bits_of_the_callers_own),
         cmocka_unit_test(test_a_stop_ends_a_reduction_that_waits),
+        cmocka_unit_test(test_a_reduction_that_is_broken_off_is_made_again),
         cmocka_unit_test(test_a_rank_that_fails_ends_the_others_reductions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -34,6 +34,8 @@
  */
 #include "optimizer.h"
 
+#include <string.h>
+
 bool aq_optimizer_config_local(const struct aq_optimizer_config *config)
 {
     return config->outer_every > 0;
@@ -59,8 +61,6 @@ enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config
     if (config->outer_delay >= config->outer_every)
         return aq_fail(AQ_INVAL, "optimizer", "outer_delay is %u, must be below outer_every, %u", config->outer_delay,
                        config->outer_every);
-    if (config->outer_delay > 0 && config->retries)
-        return aq_fail(AQ_INVAL, "optimizer", "outer_delay: a mean that travels during steps cannot be made again");
     AQ_TRY(aq_optimizer_check_range("outer_lr", config->outer_lr, 1e-6f, 1e6f));
     return aq_optimizer_check_range("outer_momentum", config->outer_momentum, 0.0f, 1.0f);
 }
@@ -97,6 +97,12 @@ enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer)
     return optimizer->config.outer_delay > 0 ? delay_place(optimizer) : AQ_OK;
 }
 
+/* With outer_delay all that a reduction changes is in the host's memory, at any time until the mean is taken. */
+static bool is_delayed(const struct aq_optimizer *optimizer)
+{
+    return aq_optimizer_is_local(optimizer) && optimizer->config.outer_delay > 0;
+}
+
 static bool is_error(const struct aq_optimizer_state_info *info)
 {
     return info->belongs == AQ_STATE_WORKER_ERROR || info->belongs == AQ_STATE_SERVER_ERROR;
@@ -109,20 +115,29 @@ enum aq_status aq_optimizer_kept_place(struct aq_optimizer *optimizer)
     if (optimizer->group.size == 1 || !optimizer->config.retries || floats == 0) return AQ_OK;
     for (uint32_t i = 0; i < optimizer->state_count; i++)
         if (is_error(&optimizer->states[i].info)) floats += optimizer->states[i].info.count;
-    AQ_TRY(aq_optimizer_scratch_device(optimizer, floats * sizeof(float), &kept));
+    AQ_TRY(is_delayed(optimizer) ? aq_optimizer_scratch_pinned(optimizer, floats * sizeof(float), &kept)
+                                 : aq_optimizer_scratch_device(optimizer, floats * sizeof(float), &kept));
     optimizer->kept = kept;
     return AQ_OK;
 }
 
 static enum aq_status kept_copy(struct aq_optimizer *optimizer, float *values, uint64_t count, float *kept, bool back)
 {
-    return aq_device_copy(optimizer->device, back ? values : kept, back ? kept : values, count * sizeof *values,
-                          optimizer->call.stream);
+    float *to = back ? values : kept;
+    const float *from = back ? kept : values;
+    if (!is_delayed(optimizer))
+        return aq_device_copy(optimizer->device, to, from, count * sizeof *values, optimizer->call.stream);
+    memcpy(to, from, count * sizeof *values); /* between two updates there is no stream of theirs */
+    return AQ_OK;
 }
 
-/* What the mean is of: gradients, or a movement, which is in the parameters while it travels. */
+/*
+ * What the mean is of: gradients, or a movement, which is in the parameters while it travels, or with outer_delay in an
+ * array of its own.
+ */
 static float *reduced(const struct aq_optimizer *optimizer)
 {
+    if (is_delayed(optimizer)) return optimizer->outer.travel ? optimizer->outer.travel : optimizer->outer.moving;
     float *x = optimizer->call.averaging ? optimizer->call.gradients : optimizer->call.parameters;
     AQ_ASSERT(x);
     return x;
@@ -198,7 +213,7 @@ static enum aq_status movement_leaves(struct aq_optimizer *optimizer, struct aq_
     AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     AQ_TRY(travel_copy(optimizer, optimizer->outer.travel, optimizer->outer.moving));
     if (optimizer->outer.travel) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
-    aq_optimizer_ask(optimizer, optimizer->outer.travel ? optimizer->outer.travel : optimizer->outer.moving, out);
+    aq_optimizer_ask(optimizer, reduced(optimizer), out);
     out->later = true;
     optimizer->outer.travels = true;
     *optimizer->outer.pending = 1;

@@ -276,9 +276,10 @@ struct aq_reduce {
 /*
  * retries: a rank of the group may be lost in a reduction of gradients (aq_optimizer_average) or movements, which the
  * others then make again. Such a request has neither `before` nor `after`. keep: what the reduction changes, x and the
- * errors of the codec; put_back: all of it again, as it was. Both only enqueue. AQ_CUDAERR. ask_again: the same request
- * in the codec as it is now, where one is chosen (aq_optimizer_choose) between the request and its reduction. Not with
- * low_rank, whose mean takes two requests.
+ * errors of the codec; put_back: all of it again, as it was. Both only enqueue; with outer_delay they are done at once,
+ * and put_back may also be called between two updates, until the mean is taken. AQ_CUDAERR. ask_again: the same request
+ * in the codec as it is now, where one is chosen (aq_optimizer_choose) between the request and its reduction, before
+ * the next call of round. Not with low_rank, whose mean takes two requests.
  */
 enum aq_status aq_optimizer_keep(struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_put_back(struct aq_optimizer *optimizer);

@@ -6,8 +6,9 @@
  *   counters (aq_link_stats may be read), or what the task names.
  * - A stop ends a collective that waits for a rank if the group's config has `aq_group_background_look` as meanwhile,
  *   the background as context, and a look_ns. Its device is NULL: a pool serves one thread.
- * - A reduction that failed or was stopped breaks the group, as any collective does. Stop the background before the
- *   links are aborted, and close it when they are halted: until then they may send from its memory.
+ * - A reduction that failed, was broken off or was stopped breaks the group, as any collective does. Stop the
+ *   background before the links are aborted, and close it when they are halted: until then they may send from its
+ *   memory. Before another task over the same links: take, and aq_group_leave.
  *
  *     aq_group_background_open(eventcount, &background);
  *     config.meanwhile = aq_group_background_look; config.context = background; config.look_ns = 2000000;
@@ -46,7 +47,8 @@ void aq_group_background_stop(struct aq_group_background *background);
 /* Stops, and frees what links may send from. NULL is fine. */
 void aq_group_background_close(struct aq_group_background *background);
 
-/* For aq_group_config.meanwhile; context: the background. AQ_AGAIN, or AQ_ABORTED: it is being stopped. */
+/* For aq_group_config.meanwhile; context: the background. AQ_AGAIN, or AQ_ABORTED: it is being stopped, or the
+ * task was broken off. */
 enum aq_status aq_group_background_look(void *context);
 
 /* Nothing is under way. */
@@ -55,7 +57,10 @@ void aq_group_background_begin(struct aq_group_background *background, const str
 /* AQ_AGAIN: a task is under way. AQ_OK: none is, or it is done. Others: why it failed, as its collectives answer. */
 enum aq_status aq_group_background_state(const struct aq_group_background *background);
 
-/* A task has been begun, and state is AQ_OK: another one may be begun. */
+/* The task that is under way, if there is one, fails with AQ_ABORTED when it next waits for a rank. */
+void aq_group_background_break(struct aq_group_background *background);
+
+/* A task has been begun, and state is not AQ_AGAIN: another one may be begun. Of a task that failed words are 0. */
 void aq_group_background_take(struct aq_group_background *background, struct aq_group_done *out);
 
 #endif

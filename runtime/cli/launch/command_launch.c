@@ -454,8 +454,9 @@ static struct aq_launch_bounds bounds_of(const struct command *command)
         .mark_timed = plan->job->checkpoint.every.ns > 0,
         .evaluate_every = aq_job_every_steps(&plan->job->train.evaluate_every, plan->steps_per_epoch),
         .round_steps = aq_plan_reduce_every(plan),
-        .votes_travel = aq_plan_reduce_delay(plan) > 0,
+        .votes_travel = aq_plan_reduce_delay(plan) > 0 && plan->job->reduce.patience_ns == 0,
         .patience_ns = plan->job->reduce.patience_ns,
+        .delay = aq_plan_reduce_delay(plan),
         .by_speed = plan->job->reduce.steps == AQ_STEPS_SPEED,
         .evaluates = plan->facts.heldout_samples > 0,
         .trace_bytes =
