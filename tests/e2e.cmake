@@ -34,7 +34,7 @@ if(TARGET aqpipe)
       lora lora_cut lora_export lora_dora lora_packed
       local local_resume local_reshard local_void delay delay_isolated delay_beside delay_resume delay_outage delay_reshard delay_bad_input rounds rounds_average rounds_coded rounds_late rounds_return rounds_speed rounds_links rounds_bad_input rounds_mark rounds_mark_speed rounds_more rounds_caches rounds_steps rounds_steps_kinds rounds_steps_coded rounds_steps_late rounds_steps_void rounds_steps_losses rounds_steps_links rounds_steps_bad_input
       rounds_hosts rounds_hosts_more rounds_files rounds_files_faults rounds_files_kinds rounds_files_all rounds_files_all_faults rounds_files_all_kinds
-      rounds_delay rounds_delay_average rounds_delay_coded rounds_delay_late
+      rounds_delay rounds_delay_average rounds_delay_coded rounds_delay_late rounds_delay_resume
       new_head own_images surroundings key_sweep bad_disk
       generate generate_pipeline generate_broken eval)
     add_test(NAME e2e_${scenario}

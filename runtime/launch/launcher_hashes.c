@@ -29,7 +29,7 @@ enum aq_status launcher_hashes_load(struct launcher *launcher)
     if (json_is_object(launcher->hashes)) return AQ_OK;
     json_decref(launcher->hashes);
     launcher->hashes = NULL;
-    aq_log("launch", AQ_LOG_WARNING, "%s is damaged: copies of its checkpoints cannot be fetched from neighbours",
+    aq_log("launch", AQ_LOG_WARNING, "%s is damaged: files of its checkpoints cannot be fetched from other ranks",
            path);
     return AQ_OK;
 }

@@ -67,7 +67,9 @@ static void forget_rank(struct launcher *launcher, uint32_t rank)
     struct stage *stage = &launcher->stages[rank];
     json_decref(stage->report);
     json_decref(stage->evals);
-    *stage = (struct stage){.host = stage->host};
+    /* The file was written for the rank, whichever process of it comes. */
+    *stage = (struct stage){.host = stage->host, .file = stage->file};
+    stage->file.asked = false;
     for (uint32_t r = 0; r < launcher->ranks; r++)
         launcher->stages[r].listens[rank / 64] &= ~(1ull << rank % 64);
     launcher->ended--;

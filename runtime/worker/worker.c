@@ -368,12 +368,12 @@ static enum aq_status open_edges(struct aq_worker *w)
 }
 
 /* All start from a checkpoint some files of which others have written. One that does not come may be whole in an older
- * checkpoint, as one that cannot be read. */
+ * checkpoint, as one that cannot be read. For want of memory or disk here no other checkpoint helps. */
 static enum aq_status fetch_first(struct aq_worker *w, const json_t *start, uint64_t resume)
 {
     aq_heartbeat_phase(AQ_PHASE_WEIGHTS);
     const enum aq_status status = aq_worker_fetch(w, start, resume);
-    if (status != AQ_OK && status != AQ_NOMEM) w->checkpoints.unreadable = resume;
+    if (status != AQ_OK && status != AQ_NOMEM && status != AQ_NOSPC) w->checkpoints.unreadable = resume;
     return status;
 }
 

@@ -151,8 +151,31 @@ def scenario_rounds_delay_coded():
     no_workers("rounds_delay_coded")
 
 
+def scenario_rounds_delay_resume():
+    """The launcher is killed, or told to stop, while an average stands still and the others train on: the resumed run is the undisturbed one."""
+    keys = {**DELAYED, "train.micro_batch": 1}
+    launch(manifest("calm", **keys))
+    for name, step, how, code, kept in (("killed", 12, signal.SIGKILL, -9, 8), ("early", 4, signal.SIGINT, 3, 8), ("stopped", 12, signal.SIGINT, 3, 16)):
+        path = manifest(name, **keys)
+        still = jobs.Hold(step, "sums", 3)
+        holds = [still, *(jobs.Hold(step + 1, "backward", rank, still.folder) for rank in (0, 2))]
+        process = start(path, "--restarts", "0", environment=still.environment(), lines=False)
+        for hold in holds:
+            hold.reached(process)
+        end(process.pid, how)
+        if how == signal.SIGKILL:
+            process.wait()
+        for hold in holds:
+            hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+        no_workers(name)
+        check((process.returncode, complete(name)) == (code, kept), f"{name}: {process.returncode}, the checkpoint of {complete(name)}\n{errors[-2000:]}")
+        launch(path, "--resume")
+        check(weights(name) == weights("calm") and losses(name) == losses("calm"), f"{name}: another run")
+
+
 def scenario_rounds_delay_late():
-    """A late replica; a stop while a replica is away; a run that is killed while an average travels, and resumed."""
+    """A late replica; a stop while a replica is away; stopped or killed at steps with and without an average, and resumed."""
     keys = {**DELAYED, "control.silence_max": 0, "control.stall_max": 0}
     clock = jobs.Clock("launch")
 

@@ -373,6 +373,33 @@ static void test_a_note_that_cannot_be_is_none(void **state)
     (void)state;
 }
 
+/* Its processes have ended, and start again, after its file was written and before the checkpoint is complete. */
+static void test_a_note_stays_when_the_process_is_another_one(void **state)
+{
+    (void)state;
+    char line[200];
+    launch.returns = 2;
+    begin_rounds(NEVER_NS);
+    lose_first(5);
+    say(0, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    train_rounds(1, 8); /* of its stages one has not ended yet */
+    for (uint32_t r = 0; r < P; r++) {
+        snprintf(line, sizeof line, "{\"event\":\"stood-in\",\"step\":8,\"to\":%u,\"bytes\":%u,\"sha256\":\"%s\"}", r,
+                 1000 + r, HASH);
+        say(P + r, line);
+    }
+    for (uint32_t r = 1; r < P; r++)
+        say(r, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    assert_int_equal(launcher.rounds.replicas[0].state, REPLICA_STARTS);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 8, "mark");
+    assert_int_equal(result.mark, 8);
+    launch.fetches = true;
+    launch_again();
+    assert_true(launcher.rounds.gathers);
+    assert_int_equal(launcher.stages[0].file.step, 8);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -390,6 +417,7 @@ int main(void)
         TEST(test_a_start_that_is_too_long_names_the_file),
         TEST(test_a_fetch_out_of_place_at_the_start_is_refused),
         TEST(test_a_note_that_cannot_be_is_none),
+        TEST(test_a_note_stays_when_the_process_is_another_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

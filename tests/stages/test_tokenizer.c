@@ -490,9 +490,35 @@ static int close_folder(void **state)
     return 0;
 }
 
+/* The first match in this text ends so many bytes from its begin. */
+static void expect_match(const char *regex, const char *text, size_t bytes)
+{
+    struct aq_bpe_pattern *pattern;
+    struct aq_bpe_matcher *matcher;
+    size_t start, end;
+    assert_int_equal(aq_bpe_pattern_open("test", regex, strlen(regex), false, &pattern), AQ_OK);
+    assert_int_equal(aq_bpe_matcher_open(&matcher), AQ_OK);
+    assert_int_equal(aq_bpe_match(pattern, matcher, (const uint8_t *)text, strlen(text), 0, &start, &end), AQ_OK);
+    assert_int_equal(start, 0);
+    assert_int_equal(end, bytes);
+    aq_bpe_matcher_close(matcher);
+    aq_bpe_pattern_close(pattern);
+}
+
+/* Oniguruma, which the files are written for, has superscripts and fractions in \w, but not in a class with \w. */
+static void test_superscripts_are_of_words_outside_of_classes(void **state)
+{
+    (void)state;
+    expect_match("\\w+", "n\u00b2m", 4);
+    expect_match("\\w+", "\u00bd", 2);
+    expect_match("[\\w]+", "n\u00b2m", 1);
+    expect_match("\\W", "+n", 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_superscripts_are_of_words_outside_of_classes),
         cmocka_unit_test(test_gpt2_small_vocabulary_merges),
         cmocka_unit_test(test_decode_token_out_of_range_inval),
         cmocka_unit_test(test_words_published_pattern),
