@@ -23,7 +23,8 @@
 enum { ROOM_FIRST = 64, MARKS = 4 };
 
 struct aq_metrics {
-    int fd; /* -1: written nowhere                         */
+    int fd;                /* -1: written nowhere                         */
+    enum aq_status failed; /* why the file lacks a line */
     char path[AQ_RUN_PATH_BYTES];
     uint64_t bytes;      /* of whole lines in the file                  */
     struct aq_text text; /* the line that is written                    */
@@ -146,9 +147,9 @@ static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
     aq_text_bytes(&metrics->text, "\n", 1);
     AQ_TRY(metrics->text.status);
     if (!aq_write_all(metrics->fd, metrics->text.bytes, metrics->text.used)) {
-        const enum aq_status status = aq_fail_errno("metrics", "cannot write %s", metrics->path);
+        metrics->failed = aq_fail_errno("metrics", "cannot write %s", metrics->path);
         if (ftruncate(metrics->fd, (off_t)metrics->bytes) != 0) metrics->fd = -1; /* nothing may follow half a line */
-        return status;
+        return metrics->failed;
     }
     metrics->bytes += metrics->text.used;
     aq_metrics_index_add(metrics->index, line, metrics->text.bytes, metrics->text.used);
@@ -200,6 +201,7 @@ static enum aq_status write_held(struct aq_metrics *metrics)
 
 enum aq_status aq_metrics_sync(struct aq_metrics *metrics)
 {
+    AQ_TRY(metrics->failed);
     if (metrics->fd != -1 && fsync(metrics->fd) != 0) return aq_fail_errno("metrics", "cannot write %s", metrics->path);
     return AQ_OK;
 }

@@ -66,7 +66,8 @@ enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
  */
 uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step);
 
-/* Everything written so far is on disk. */
+/* Every line so far is on disk. AQ_NOSPC, AQ_IO; where a line could not be written its error again, which is not logged
+ * twice. */
 enum aq_status aq_metrics_sync(struct aq_metrics *metrics);
 
 #endif
