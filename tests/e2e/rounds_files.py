@@ -1,8 +1,10 @@
 """reduce.patience over hosts that share no folder: a replica that returns gets its files of the checkpoint from the ranks that wrote them."""
+import json
 import os
 import re
 import shutil
 import subprocess
+import time
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
@@ -201,6 +203,15 @@ def scenario_rounds_files_kinds():
     no_workers("rounds_files_kinds")
 
 
+def marked(name, keys, step):
+    """Until the checkpoint that is due before that step is complete: with train.early_stop a loss before it would send all back."""
+    path = (disk(0) / name if keys.get("checkpoint.path") else ROOT / name / "checkpoint") / "complete"
+    due, deadline = (step - 1) // 8 * 8, time.time() + jobs.PATIENCE
+    while due and not (path.exists() and json.loads(path.read_text())["step"] >= due):
+        check(time.time() < deadline, f"{name}: the checkpoint of step {due} does not become complete")
+        time.sleep(0.005)
+
+
 def alone(name, keys, hosts, *arguments, step=6, rank=2, act=None, also=None, want=0, **environment):
     """Launch, and kill the worker of `rank` in the middle of the step; its replica cannot return while the others train. act(process, it): what happens
     then, with the hold of also()."""
@@ -210,7 +221,9 @@ def alone(name, keys, hosts, *arguments, step=6, rank=2, act=None, also=None, wa
     hold = jobs.Hold(step, "backward", rank, hosts.holds)
     process, said = begin(name, keys, *arguments, **environment)
     try:
-        end(hold.reached(process))
+        victim = hold.reached(process)
+        marked(name, keys, step)
+        end(victim)
         hold.release()
         if act:
             act(process, other)
