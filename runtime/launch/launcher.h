@@ -33,7 +33,7 @@ struct aq_launch_bounds {
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
     bool votes_travel;       /* reduce.delay alone: it stops after the last one of the next round */
     uint64_t patience_ns;    /* reduce.patience; 0: none                           */
-    uint32_t delay;          /* with patience: reduce.delay; 0: none               */
+    uint32_t delay;          /* reduce.delay; 0: none                              */
     bool by_speed;           /* reduce.steps: speed                                */
     uint64_t trace_bytes;    /* that each rank's trace may have; 0: no trace       */
 };

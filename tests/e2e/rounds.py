@@ -260,6 +260,23 @@ def scenario_rounds_coded():
     no_workers("rounds_coded")
 
 
+def stopped_while_lost(keys, step):
+    """Ctrl-C while rank 0, killed in that step, is away, and the other replica is in the next one: the run ends with the round of step 8. The manifest."""
+    path = manifest("stopped", **keys)
+    holds = [jobs.Hold(step, "backward", 0)]
+    holds.append(jobs.Hold(step + 1, "backward", 2, holds[0].folder))
+    process = start(path, environment=holds[0].environment(), lines=False)
+    workers = [hold.reached(process) for hold in holds]
+    end(workers[0])
+    jobs.await_text(ROOT / "stopped" / "logs" / "stage-1.log", "trains", process)
+    end(process.pid, signal.SIGINT)
+    for hold in holds:
+        hold.release()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 3 and complete("stopped") == 8, f"stopped: {process.returncode}, {complete('stopped')}\n{errors}")
+    return path
+
+
 def scenario_rounds_late():
     """A replica that comes later than reduce.patience is left out; one that comes in time is not; one that waits is waited for."""
     # Minutes, which pass for the launcher alone while replica 1 is held: nobody else can be late.
@@ -277,18 +294,7 @@ def scenario_rounds_late():
     launch(manifest("calm", **{**ROUNDS, "reduce.patience": 0}))
     check(weights("in_time") == weights("calm") and not rounds("in_time"), f"in_time: {rounds('in_time')}")
     # A stop that comes while rank 0 is lost ends with the round, too.
-    path = manifest("stopped", **ROUNDS)
-    holds = [jobs.Hold(6, "backward", 0)]
-    holds.append(jobs.Hold(7, "backward", 2, holds[0].folder))
-    process = start(path, environment=holds[0].environment(), lines=False)
-    workers = [hold.reached(process) for hold in holds]
-    end(workers[0])
-    jobs.await_text(ROOT / "stopped" / "logs" / "stage-1.log", "trains", process)
-    end(process.pid, signal.SIGINT)
-    for hold in holds:
-        hold.release()
-    _, errors = process.communicate(timeout=jobs.PATIENCE)
-    check(process.returncode == 3 and complete("stopped") == 8, f"stopped: {process.returncode}, {complete('stopped')}\n{errors}")
+    path = stopped_while_lost(ROUNDS, 6)
     said = jobs.aqpipe("report", ROOT / "stopped")
     check(said.returncode == 0, f"{said.stdout}\n{said.stderr}")
     launch(path, "--resume")

@@ -6,7 +6,7 @@ import jobs
 from jobs import check, launch, losses, manifest, metrics, no_workers, weights
 from kit import ROOT, complete, end, interrupt, marked, start
 from local import SPARSE
-from rounds import EVERY, FOUR, ROUNDS, can_return, entered, lose, lose_averaging, repeated, rounds, whole_run
+from rounds import EVERY, FOUR, ROUNDS, can_return, entered, lose, lose_averaging, repeated, rounds, stopped_while_lost, whole_run
 
 # An evaluation waits for the average, and a checkpoint follows on every second round: the averages of steps 4 and 12 travel.
 TRAVELS = {"reduce.delay": 2, "train.evaluate_every": "8 steps"}
@@ -194,18 +194,7 @@ def scenario_rounds_delay_late():
             check("stops when the round of 4 steps ends (reduce.every)" in errors and complete(how) == 8, f"{how}: {complete(how)}\n{errors[-2000:]}")
         launch(path, "--resume")
         check(weights(how) == weights("calm") and losses(how) == losses("calm"), f"{how}: another run")
-    path = manifest("stopped", **DELAYED)
-    holds = [jobs.Hold(7, "backward", 0)]
-    holds.append(jobs.Hold(8, "backward", 2, holds[0].folder))
-    process = start(path, environment=holds[0].environment(), lines=False)
-    workers = [hold.reached(process) for hold in holds]
-    end(workers[0])
-    jobs.await_text(ROOT / "stopped" / "logs" / "stage-1.log", "trains", process)
-    end(process.pid, signal.SIGINT)
-    for hold in holds:
-        hold.release()
-    _, errors = process.communicate(timeout=jobs.PATIENCE)
-    check(process.returncode == 3 and complete("stopped") == 8, f"stopped: {process.returncode}, {complete('stopped')}\n{errors}")
+    path = stopped_while_lost(DELAYED, 7)
     launch(path, "--resume")
     whole_run("stopped", 18, 2, 2)
     # A log by which a replica is away for two rounds, and that a resumed run goes on with.

@@ -71,6 +71,13 @@ def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, ready=None, wan
         process.wait()
 
 
+def kill_launcher(process, hold):
+    hold.reached(process)
+    end(process.pid)
+    process.wait()
+    hold.release()
+
+
 def file_of(name, number, step, rank):
     return disk(number) / name / str(step) / f"stage-{rank}.safetensors"
 
@@ -118,13 +125,7 @@ def scenario_rounds_files():
         repeated("apart", keys, hosts)
         # The launcher is killed when the replica has its files, and trains: all resume from that checkpoint, each from its own disk.
         keys = keys_of(hosts, "killed")
-
-        def kill(process, hold):
-            hold.reached(process)
-            end(process.pid)
-            process.wait()
-            hold.release()
-        lose("killed", keys, hosts, act=kill, also=lambda: jobs.Hold(10, "begin", 2, hosts.holds), want=-9)
+        lose("killed", keys, hosts, act=kill_launcher, also=lambda: jobs.Hold(10, "begin", 2, hosts.holds), want=-9)
         process, said = begin("killed", keys, "--resume")
         ended("killed", process, said)
         check(weights("killed") == weights("apart"), f"killed: other weights after all resumed\n{said.read_text()[-2000:]}")
@@ -284,13 +285,7 @@ def scenario_rounds_files_all():
         check(weights("stopped") == weights("gone"), "stopped: other weights than those of a run that was not stopped")
         # The launcher is killed while a file is on its way to a replica that returns.
         keys = keys_of(hosts, "killed")
-
-        def kill(process, hold):
-            hold.reached(process)
-            end(process.pid)
-            process.wait()
-            hold.release()
-        lose("killed", keys, hosts, act=kill, also=lambda: jobs.Hold(8, "takes", 2, hosts.holds), want=-9)
+        lose("killed", keys, hosts, act=kill_launcher, also=lambda: jobs.Hold(8, "takes", 2, hosts.holds), want=-9)
         said = resumed("killed", keys)
         from_newest("killed", said, 8, sent=1 + ("replica 1 stage 1 gets" in said))  # that rank may have had its file before
         check(weights("killed") == weights("shared"), "killed: other weights than with a shared folder")
