@@ -244,3 +244,13 @@ bool cuda_ipc_host_export_ends(void *memory)
     (void)pthread_mutex_unlock(&lock);
     return others == 0;
 }
+
+bool cuda_ipc_host_is_mapped(const void *memory)
+{
+    bool found = false;
+    (void)pthread_mutex_lock(&lock);
+    for (int i = 0; i < EXPORTS_MAX; i++)
+        found |= mappings[i].memory && (uintptr_t)memory - (uintptr_t)mappings[i].memory < mappings[i].bytes;
+    (void)pthread_mutex_unlock(&lock);
+    return found;
+}

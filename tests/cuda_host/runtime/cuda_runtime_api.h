@@ -91,6 +91,8 @@ size_t cuda_runtime_host_all(void);
 
 /* cuda_ipc_host.c: for cudaFree; nothing but whole pieces of 2 MiB is exported. False: it was not, or is mapped. */
 bool cuda_ipc_host_export_ends(void *memory);
+/* Is it memory of another process? */
+bool cuda_ipc_host_is_mapped(const void *memory);
 
 /* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes);

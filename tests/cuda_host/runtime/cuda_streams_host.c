@@ -6,7 +6,8 @@
  * many looks (1 to LOOKS_MAX, or as many as CUDA_HOST_LOOKS says) is drawn from a fixed sequence, so that streams
  * overtake each other in many ways. So operands that are reused too early, results that are read too early and events
  * that are missing show as wrong numbers. CUDA_HOST_STREAMS=early in the environment runs everything at once: a program
- * that waits where it must gives the same bits either way.
+ * that waits where it must gives the same bits either way. With CUDA_HOST_COPY_MS=N each copy from the memory of another
+ * process takes N ms, one after another, to those who look: who tells that process too early reads what it writes next.
  *
  * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
  * ready, and who waits for it without an end is shown.
@@ -39,13 +40,14 @@ struct CUstream_st {
     int gpu;
     uint64_t noted, done; /* works, ever */
     cudaError_t error;    /* the first; stays */
+    uint64_t due_ns;      /* when the last copy from another process has had its time */
     struct work works[WORKS_MAX];
 };
 
 struct CUevent_st {
     cudaStream_t stream; /* NULL: never recorded */
     int gpu;
-    uint64_t position, passed_ns;
+    uint64_t position, passed_ns, due_ns;
     bool timed;
     uint32_t looks; /* that are still told that it is not there */
 };
@@ -178,6 +180,11 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 {
     (void)kind;
     const struct copy copy = {.to = to, .from = from, .bytes = bytes};
+    const char *wish = getenv("CUDA_HOST_COPY_MS");
+    if (wish && stream && cuda_ipc_host_is_mapped(from)) {
+        const uint64_t now = aq_clock_ns();
+        stream->due_ns = (stream->due_ns > now ? stream->due_ns : now) + strtoul(wish, NULL, 10) * 1000000;
+    }
     return cuda_runtime_host_later(stream, copy_run, &copy, sizeof copy);
 }
 
@@ -254,6 +261,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (event->timed) (void)cuda_runtime_host_later(stream, stamp_run, &event, sizeof(cudaEvent_t));
     event->stream = stream;
     event->position = stream->noted;
+    event->due_ns = stream->due_ns;
     event->looks = looks_drawn();
     return cudaSuccess;
 }
@@ -283,7 +291,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (!event) return cudaErrorInvalidValue;
     if (!event->stream) return cudaSuccess;
-    if (event->stream->done < event->position && event->looks > 0) {
+    const bool done = event->stream->done >= event->position;
+    if (!done && aq_clock_ns() < event->due_ns) return cudaErrorNotReady;
+    if (!done && event->looks > 0) {
         event->looks--;
         return cudaErrorNotReady;
     }
