@@ -231,7 +231,7 @@ def scenario_edges_gpu():
     if BIN.name == "cuda_host":  # a body may be overwritten when its copy has passed, and no earlier
         many = {**one, "pipeline.schedule": "gpipe", "train.batch": 8, "train.epochs": 1}
         launch(manifest("many", **many, **links))
-        os.environ["CUDA_HOST_COPY_MS"] = "10"
+        os.environ["CUDA_HOST_COPY_MS"] = "60"
         launch(manifest("slow", **many))
         os.environ.pop("CUDA_HOST_COPY_MS")
         check("goes by CUDA IPC" in logs("slow"), logs("slow"))
