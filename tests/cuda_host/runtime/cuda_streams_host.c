@@ -6,8 +6,9 @@
  * many looks (1 to LOOKS_MAX, or as many as CUDA_HOST_LOOKS says) is drawn from a fixed sequence, so that streams
  * overtake each other in many ways. So operands that are reused too early, results that are read too early and events
  * that are missing show as wrong numbers. CUDA_HOST_STREAMS=early in the environment runs everything at once: a program
- * that waits where it must gives the same bits either way. With CUDA_HOST_COPY_MS=N each copy from the memory of another
- * process takes N ms, one after another, to those who look: who tells that process too early reads what it writes next.
+ * that waits where it must gives the same bits either way. With CUDA_HOST_COPY_MS=N each copy from the memory of
+ * another process takes N ms, one after another, to those who look: who tells that process too early reads what it
+ * writes next.
  *
  * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
  * ready, and who waits for it without an end is shown.
