@@ -26,7 +26,7 @@ if(TARGET aqpipe)
     target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})
     set_target_properties(${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   endforeach()
-  foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views images_100 tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
+  foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views images_100 tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid residual warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_rates replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan wan_far relay relay_rounds relay_nat offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages

@@ -56,6 +56,11 @@ def gelu(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
+def stream(x):
+    """The residual stream as it is kept: of bf16, each sum is rounded once. Gradients pass unchanged."""
+    return x + (x.detach().float().bfloat16().double() - x.detach()) if keys.get("residual_bf16") else x
+
+
 def block(x, name):
     q, k, v = (part.reshape(samples, T, H, C // H).transpose(1, 2)
                for part in linear(norm(x, name + ".ln_1"), name + ".attn.c_attn").split(C, dim=2))
@@ -63,16 +68,17 @@ def block(x, name):
     future = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     a = (weights @ v).transpose(1, 2).reshape(samples, T, C)
-    x = x + linear(a, name + ".attn.c_proj")
-    return x + linear(gelu(linear(norm(x, name + ".ln_2"), name + ".mlp.c_fc")), name + ".mlp.c_proj")
+    x = stream(x + linear(a, name + ".attn.c_proj"))
+    return stream(x + linear(gelu(linear(norm(x, name + ".ln_2"), name + ".mlp.c_fc")), name + ".mlp.c_proj"))
 
 
 start = None
 if first == 0:
     tokens = load("tokens.i32", (samples, T), "int32").long()
-    x = tensors["wte.weight"][tokens] + tensors["wpe.weight"][:T]
+    x = stream(tensors["wte.weight"][tokens] + tensors["wpe.weight"][:T])
 else:
-    start = x = load("x.f32", (samples, T, C)).double().requires_grad_(True)
+    start = load("x.f32", (samples, T, C)).double().requires_grad_(True)
+    x = stream(start)
 for layer in range(max(first, 1), min(end, L + 1)):
     x = block(x, "h.%d" % (layer - 1))
 if end == L + 2:

@@ -46,11 +46,12 @@ static enum aq_status layer_key(const struct measure *measure, uint32_t layer, c
     aq_plan_layer_kind(&plan->model, layer, kind, sizeof kind);
     snprintf(key, KEY_BYTES,
              "%s | aqpipe " AQ_VERSION " | %s %s: %llu trained, %llu buffers, %llu frozen, %llu a slot, %llu in, %llu "
-             "out, %.0f + %.0f flops | B %u T %u precision %d%s%s%s%s task %s | %s",
+             "out, %.0f + %.0f flops | B %u T %u precision %d%s%s%s%s%s task %s | %s",
              measure->device, plan->model.kind, kind, (unsigned long long)size.parameters,
              (unsigned long long)size.buffers, (unsigned long long)size.frozen, (unsigned long long)size.slot_bytes,
              (unsigned long long)size.x_bytes, (unsigned long long)size.y_bytes, size.flops_forward,
-             size.flops_backward, config.B, config.T, (int)config.precision, config.recompute ? " recompute" : "",
+             size.flops_backward, config.B, config.T, (int)config.precision,
+             config.residual_bf16 ? " residual bf16" : "", config.recompute ? " recompute" : "",
              config.split ? " split" : "", size.packed ? " frozen " : "",
              size.packed ? aq_frozen_store_name(config.frozen_store) : "", config.task ? config.task : "-",
              plan->job->train.optimizer.kind);

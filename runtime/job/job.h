@@ -86,6 +86,7 @@ struct aq_job_model {
     const char *task; /* of tasks.def; NULL: the model's own                                              */
     struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
     enum aq_stage_precision precision;
+    enum aq_stage_precision residual; /* of the residual stream: FP32 or BF16                              */
     enum aq_job_logits logits;
     bool recompute;
     const char *weights; /* file or folder to start from, NULL: initial weights from train.seed            */

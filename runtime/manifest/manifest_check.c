@@ -108,6 +108,15 @@ void aq_manifest_check_best(struct aq_manifest *manifest)
                           "checkpoint.every, both in steps or both in epochs");
 }
 
+/* A family that needs the residual stream in fp32. */
+void aq_manifest_check_residual(struct aq_manifest *manifest)
+{
+    const struct aq_job_model *model = &manifest->job.model;
+    char text[160];
+    if (model->residual == AQ_STAGE_BF16 && !aq_model_residual_bf16(&model->config, text, sizeof text))
+        aq_manifest_error(manifest, "model.residual", "%s", text);
+}
+
 void aq_manifest_check_protocol(struct aq_manifest *manifest)
 {
     if (manifest->job.link.protocol == AQ_PROTOCOL_QUIC && !AQ_QUIC)

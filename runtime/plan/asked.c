@@ -7,15 +7,17 @@
 
 enum { TARGETS_BYTES = 8 << 10, FRAMES = 2 /* a step follows the one before: its frame, and room for the next */ };
 
-struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum aq_stage_precision precision,
-                                       const struct aq_asked_size *size)
+struct aq_stage_config aq_asked_config(const struct aq_model_config *model, const struct aq_job *job,
+                                       enum aq_stage_precision precision, const struct aq_asked_size *size)
 {
+    const bool trained_bf16 = job && job->model.residual == AQ_STAGE_BF16;
     return (struct aq_stage_config){.model = *model,
                                     .task = size->task,
                                     .B = size->B,
                                     .T = size->T,
                                     .slots = 1,
                                     .precision = precision,
+                                    .residual_bf16 = trained_bf16 && precision == AQ_STAGE_BF16,
                                     .inference = true,
                                     .weights_16bit = size->writes,
                                     .logits_rows = size->writes ? 1 : 0,

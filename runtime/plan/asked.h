@@ -5,7 +5,7 @@
  * process (worker/worker_answer.c): so both compute the same bits.
  *
  *     aq_model_use_task(&model, size.task, size.labels);
- *     struct aq_stage_config config = aq_asked_config(&model, precision, &size);      layers are the caller's
+ *     struct aq_stage_config config = aq_asked_config(&model, job, precision, &size);      layers are the caller's
  *     AQ_TRY(aq_asked_stage_open(device, &config, "run", NULL, &stage));
  *     AQ_TRY(aq_asked_cut(plan, &config, e, &shape));                         for aq_cut_open, aq_edge_open
  *
@@ -26,9 +26,12 @@ struct aq_asked_size {
     bool extends;     /* a token a step (aq_stage_config.extends)     */
 };
 
-/* For inference; the caller sets the layers. model: its task is used. Borrows the texts. */
-struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum aq_stage_precision precision,
-                                       const struct aq_asked_size *size);
+/*
+ * For inference; the caller sets the layers. model: its task is used. job: the run's, or NULL. In bf16 the model has
+ * the residual stream with which it was trained (model.residual). Borrows the texts.
+ */
+struct aq_stage_config aq_asked_config(const struct aq_model_config *model, const struct aq_job *job,
+                                       enum aq_stage_precision precision, const struct aq_asked_size *size);
 
 /* What adapters (NULL: none) need of the model: not tied, where they hold the embedding and the head apart; as many
  * labels as the classifier that they bring has, in place of the weights' own. */

@@ -217,6 +217,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .slots = 1,
                                  .versions = 1 + job->train.staleness,
                                  .precision = job->model.precision,
+                                 .residual_bf16 = job->model.residual == AQ_STAGE_BF16,
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
                                  .lengths = open->plan.facts.lengths_digest != 0 || hides_lengths(job, s),

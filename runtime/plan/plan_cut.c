@@ -20,6 +20,7 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
                                            .T = job->train.T,
                                            .slots = 1,
                                            .precision = job->model.precision,
+                                           .residual_bf16 = job->model.residual == AQ_STAGE_BF16,
                                            .recompute = job->model.recompute,
                                            .freeze = job->train.freeze,
                                            .frozen_store = job->train.frozen_store,

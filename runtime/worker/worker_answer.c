@@ -131,7 +131,7 @@ static enum aq_status size_stage(struct answer *a, const struct aq_model_config 
     struct aq_model_config untied = *model;
     AQ_TRY(aq_asked_adapt(a->adapter, &untied));
     w->pipeline.asked = *w->me;
-    w->pipeline.asked.config = aq_asked_config(&untied, a->precision, &size);
+    w->pipeline.asked.config = aq_asked_config(&untied, w->job, a->precision, &size);
     w->pipeline.asked.config.layer_first = w->me->layer_first;
     w->pipeline.asked.config.layer_end = w->me->layer_end;
     w->pipeline.asked.boundary_copies = 1;

@@ -178,7 +178,7 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table);
 
 /*
- * The norm of a form: of rows of the layer's input, y of the stage's type. gamma and beta are tensors of the layer;
+ * The norm of a form: of rows x of the residual stream, y of the stage's type. gamma and beta are tensors of the layer;
  * RMS norms have no beta and no mean. The gradient: dx += . ending: made along, or NULL.
  */
 struct decoder_norm {
@@ -190,12 +190,13 @@ enum { DECODER_FINAL_NORM, DECODER_FINAL_NORM_BIAS, DECODER_HEAD };
 void decoder_final_norm(const struct layer *layer, struct layer_list *list);
 struct decoder_norm decoder_final_norm_of(float *mean, float *rstd);
 
-enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
+enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const void *x,
                             void *y);
 /* c = other + the norm of x (both fp32); other NULL: the norm, and only then it may be a layer norm. */
 enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
                                  const float *x, const float *other, float *y);
 enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
-                                     const float *dy, const float *x, float *dx, const struct layer_ending *ending);
+                                     const float *dy, const void *x, enum aq_element x_type, float *dx,
+                                     const struct layer_ending *ending);
 
 #endif

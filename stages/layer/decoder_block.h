@@ -12,7 +12,7 @@ struct decoder_slot {
     void *heads;                                            /* heads_normed: qkv as the product gave it          */
     float *mean1, *rstd1, *mean2, *rstd2, *lse;             /* means: of layer norms                             */
     float *rstd_heads;
-    float *middle;            /* x' */
+    void *middle;             /* x', of the stream's type */
     float *post1, *post2;     /* what norms behind the branches, or of sums, read */
     float *rstd_post1, *rstd_post2;
     void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */

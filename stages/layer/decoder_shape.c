@@ -250,12 +250,13 @@ struct decoder_norm decoder_final_norm_of(float *mean, float *rstd)
 }
 
 static enum aq_status layer_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
-                                 const float *x, void *y, enum aq_element type)
+                                 const void *x, enum aq_element x_type, void *y, enum aq_element type)
 {
     const struct aq_layernorm args = {.rows = rows,
                                       .C = run->layer->in.columns,
                                       .epsilon = run->config->model.norm_eps,
                                       .x = x,
+                                      .x_type = x_type,
                                       .gamma = run->w[norm->gamma],
                                       .beta = norm->beta == LAYER_NO_TENSOR ? NULL : run->w[norm->beta],
                                       .y = y,
@@ -265,7 +266,7 @@ static enum aq_status layer_norm(const struct layer_run *run, const struct decod
     return aq_device_layernorm(run->device, &args, run->stream);
 }
 
-enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
+enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const void *x,
                             void *y)
 {
     const enum aq_element type = stage_type(run->config->precision);
@@ -277,20 +278,21 @@ enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_no
                                         .epsilon = epsilon,
                                         .plus = run->layer->form->plus,
                                         .x = x,
+                                        .x_type = layer_stream(run->config),
                                         .gamma = gamma,
                                         .y = y,
                                         .y_type = type,
                                         .rstd = norm->rstd};
         return aq_device_rmsnorm(run->device, &args, run->stream);
     }
-    return layer_norm(run, norm, rows, x, y, type);
+    return layer_norm(run, norm, rows, x, layer_stream(run->config), y, type);
 }
 
 enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
                                  const float *x, const float *other, float *y)
 {
     AQ_ASSERT(run->layer->form->rms || !other);
-    if (!run->layer->form->rms) return layer_norm(run, norm, rows, x, y, AQ_F32);
+    if (!run->layer->form->rms) return layer_norm(run, norm, rows, x, AQ_F32, y, AQ_F32);
     const struct aq_rmsnorm args = {.rows = rows,
                                     .C = run->layer->in.columns,
                                     .epsilon = run->config->model.norm_eps,
@@ -305,7 +307,8 @@ enum aq_status decoder_post_norm(const struct layer_run *run, const struct decod
 }
 
 enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
-                                     const float *dy, const float *x, float *dx, const struct layer_ending *ending)
+                                     const float *dy, const void *x, enum aq_element x_type, float *dx,
+                                     const struct layer_ending *ending)
 {
     const enum aq_element type = stage_type(run->config->precision);
     const uint64_t C = run->layer->in.columns;
@@ -317,6 +320,7 @@ enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct d
                                                  .plus = run->layer->form->plus,
                                                  .dy = dy,
                                                  .x = x,
+                                                 .x_type = x_type,
                                                  .gamma = run->w[norm->gamma],
                                                  .rstd = norm->rstd,
                                                  .dx = dx,
@@ -330,6 +334,7 @@ enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct d
                                                .C = C,
                                                .dy = dy,
                                                .x = x,
+                                               .x_type = x_type,
                                                .gamma = run->w[norm->gamma],
                                                .mean = norm->mean,
                                                .rstd = norm->rstd,

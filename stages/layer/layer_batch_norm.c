@@ -31,7 +31,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     slot->rstd = aq_arena_take(arena, layer->in.columns * sizeof(float));
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct norm_slot *slot = run->slot;
     const struct aq_batch_norm args = {.rows = run->rows_in,
@@ -50,7 +50,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return aq_device_batch_norm(run->device, &args, run->stream);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct norm_slot *slot = run->slot;

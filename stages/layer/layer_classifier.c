@@ -62,7 +62,7 @@ static struct aq_matmul product(const struct layer_run *run, uint64_t M, uint64_
                               .compute = stage_compute(run->config->precision)};
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct classifier_slot *slot = run->slot;
     const uint64_t classes = run->layer->out.columns;
@@ -84,7 +84,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 }
 
 /* The slot has what it multiplies in any case. */
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     const struct classifier_slot *slot = run->slot;
     const uint64_t K = values_of(run->layer), classes = run->layer->out.columns;
@@ -97,7 +97,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
     return run->g[BIAS] ? aq_device_column_sum(run->device, &bias, run->stream) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct classifier_slot *slot = run->slot;

@@ -490,7 +490,7 @@ static enum aq_status mlp_forward(const struct layer_run *run, const float *midd
     return residual(run, &mlp, kept->gated, SITE_MLP, middle, kept->end);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct block_slot *kept = run->slot;
     const struct block_state *work = run->state;
@@ -651,7 +651,7 @@ static enum aq_status attention_backward(const struct layer_run *run, const floa
     return run->layer->passes ? linear_input_gradient(run, &heads, run->rows_in, dqkv, &dx) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct block_slot *kept = run->slot;

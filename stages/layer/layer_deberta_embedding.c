@@ -178,7 +178,7 @@ static enum aq_status rows_take(const struct layer_run *run, const int32_t *numb
     return aq_device_embedding(run->device, &args, run->stream);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct embedding_slot *slot = run->slot;
     const struct aq_model_config *model = &run->config->model;
@@ -216,7 +216,7 @@ static enum aq_status table_gradient(const struct layer_run *run, const int32_t 
     return run->g[table] ? aq_device_embedding_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct embedding_slot *slot = run->slot;

@@ -63,7 +63,7 @@ static struct aq_dropout_apply drop_of(const struct layer_run *run, const float 
                                      .dropout = layer_dropout(run, 0)};
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct pooler_slot *kept = run->slot;
     const struct pooler_state *work = run->state;
@@ -83,7 +83,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return run->dropped ? aq_device_dropout(run->device, &drop, run->stream) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct pooler_slot *kept = run->slot;

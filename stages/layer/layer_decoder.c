@@ -98,14 +98,14 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     }
 }
 
-static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_t typed, struct aq_arena *arena,
-                       struct decoder_slot *kept)
+static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_t typed, enum aq_element stream,
+                       struct aq_arena *arena, struct decoder_slot *kept)
 {
     const uint64_t N = rows * shape->C;
     kept->norm1 = aq_arena_take(arena, N * typed);
     kept->qkv = aq_arena_take(arena, rows * shape->qkv * typed);
     kept->attention = aq_arena_take(arena, rows * shape->mixed * typed);
-    kept->middle = aq_arena_take(arena, N * sizeof(float));
+    kept->middle = aq_arena_take(arena, N * aq_element_bytes(stream));
     kept->norm2 = aq_arena_take(arena, N * typed);
     kept->before = aq_arena_take(arena, rows * linear_out(&shape->up) * typed);
     kept->after = aq_arena_take(arena, rows * shape->F * typed);
@@ -139,7 +139,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     struct decoder_shape shape;
     decoder_shape(layer, &config->model, &shape);
     const uint64_t N = rows * shape.C;
-    if (what == LAYER_KEPT) place_kept(&shape, rows, typed, arena, kept);
+    if (what == LAYER_KEPT) place_kept(&shape, rows, typed, layer_stream(config), arena, kept);
     if (what == LAYER_KEPT && shape.has_delta) decoder_delta_kept(&shape, config, arena, kept);
     if (what == LAYER_SLOT && config->extends && shape.has_delta) decoder_delta_slot(&shape, config, arena, kept);
     if (what == LAYER_SLOT && config->extends && !shape.has_delta)
@@ -305,12 +305,13 @@ static float *tensor_of(float *const *of, const struct decoder_shape *shape, enu
 
 /* The input of a branch: the norm of x, or x itself if the form has no such norm, as products read it. */
 static enum aq_status branch_input(const struct layer_run *run, const struct decoder_shape *shape,
-                                   const struct decoder_norm *norm, const float *x, void *y)
+                                   const struct decoder_norm *norm, const void *x, void *y)
 {
     if (norm->gamma != LAYER_NO_TENSOR) return decoder_norm(run, norm, run->rows_in, x, y);
     const struct aq_dropout_apply args = {.samples = 1,
                                           .sample_elements = run->rows_in * shape->C,
                                           .x = x,
+                                          .x_type = layer_stream(run->config),
                                           .y = y,
                                           .y_type = stage_type(run->config->precision)};
     return aq_device_dropout(run->device, &args, run->stream); /* of no probability: a copy of that type */
@@ -362,16 +363,16 @@ static enum aq_status residual_scaled(const struct layer_run *run, const struct 
     return aq_device_dropout(run->device, &add, run->stream);
 }
 
-/* c = other + dropout(x W + b), or as one of the three above. */
+/* c = other + dropout(x W + b), or as one of the three above, which are of an fp32 stream. */
 static enum aq_status residual(const struct layer_run *run, const struct decoder_shape *shape,
-                               const struct linear *linear, const void *x, uint32_t site, const float *other, float *c)
+                               const struct linear *linear, const void *x, uint32_t site, const void *other, void *c)
 {
     if (shape->form->posts) return residual_normed(run, shape, linear, x, site, other, c);
     if (shape->form->sums) return residual_summed(run, shape, linear, x, site, other, c);
     if (!c) return AQ_OK;
     if (shape->residual_scale > 0.0f) return residual_scaled(run, shape, linear, x, other, c);
     const struct linear_to to = {.c = c,
-                                 .type = AQ_F32,
+                                 .type = layer_stream(run->config),
                                  .after = AQ_AFTER_RESIDUAL,
                                  .other = (void *)(uintptr_t)other, /* read only */
                                  .dropout = layer_dropout(run, site)};
@@ -483,7 +484,7 @@ static enum aq_status mix(const struct layer_run *run, const struct decoder_shap
     return shape->form->head_gates ? decoder_open(run, shape) : AQ_OK;
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct decoder_slot *kept = run->slot;
     struct decoder_shape shape;
@@ -544,8 +545,8 @@ static enum aq_status post_gradient(const struct layer_run *run, const struct de
     float *to = run->split && type == AQ_F32 ? branch_memory(run, site) : work->dnorm;
     AQ_TRY(aq_device_zero(run->device, to, run->rows_in * shape->C * sizeof *to, run->stream));
     *out = type == AQ_F32 ? (const void *)to : rounded.rounded;
-    return decoder_norm_gradient(run, &norm, run->rows_in, dx, site == SITE_MLP ? kept->post2 : kept->post1, to,
-                                 &rounded);
+    return decoder_norm_gradient(run, &norm, run->rows_in, dx, site == SITE_MLP ? kept->post2 : kept->post1,
+                                 AQ_F32, to, &rounded);
 }
 
 /* The same through the norm of a sum, whose gradient takes the place of its norm's in dx; and its bias' gradient. */
@@ -562,7 +563,7 @@ static enum aq_status summed_gradient(const struct layer_run *run, const struct 
     AQ_TRY(aq_device_copy(run->device, work->dnorm, dx, bytes, run->stream));
     AQ_TRY(aq_device_zero(run->device, dx, bytes, run->stream));
     AQ_TRY(decoder_norm_gradient(run, &norm, run->rows_in, work->dnorm, site == SITE_MLP ? kept->post2 : kept->post1,
-                                 dx, run->dropped ? NULL : &made));
+                                 AQ_F32, dx, run->dropped ? NULL : &made));
     return branch_gradient(run, site, dx, bias, !run->dropped, out);
 }
 
@@ -631,7 +632,7 @@ static enum aq_status attention_weights(const struct layer_run *run, const struc
     return linear_gradients(run, &shape->in, run->rows_in, decoder_rows(kept->norm1), decoder_rows(of->qkv));
 }
 
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     const struct decoder_slot *kept = run->slot;
     struct decoder_gradients of = {kept->dmlp, kept->before, kept->dprojection, kept->qkv};
@@ -698,7 +699,8 @@ static enum aq_status mlp_backward(const struct layer_run *run, const struct dec
     AQ_TRY(linear_input_gradient(run, &shape->up, run->rows_in, decoder_rows(of.u), &dnorm));
     const struct layer_ending next = ending_at(run, shape, SITE_PROJECTION, tensor_of(run->g, shape, PROJECTION_BIAS));
     const struct decoder_norm norm2 = norm2_of(run, shape);
-    return decoder_norm_gradient(run, &norm2, run->rows_in, work->dnorm, kept->middle, dx, run->dropped ? NULL : &next);
+    return decoder_norm_gradient(run, &norm2, run->rows_in, work->dnorm, kept->middle, layer_stream(run->config), dx,
+                                 run->dropped ? NULL : &next);
 }
 
 /* Back through heads_norm: of dqkv, which the rotation has left in fp32. */
@@ -789,7 +791,7 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
     return turned ? rope_backward(run, shape) : AQ_OK;
 }
 
-static enum aq_status attention_backward(const struct layer_run *run, const struct decoder_shape *shape, const float *x,
+static enum aq_status attention_backward(const struct layer_run *run, const struct decoder_shape *shape, const void *x,
                                          float *dx, const struct layer_ending *below)
 {
     struct decoder_slot *kept = run->slot;
@@ -815,10 +817,10 @@ static enum aq_status attention_backward(const struct layer_run *run, const stru
     else
         AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, decoder_rows(of.qkv), &dnorm));
     const struct decoder_norm norm1 = norm1_of(run, shape);
-    return decoder_norm_gradient(run, &norm1, run->rows_in, work->dnorm, x, dx, below);
+    return decoder_norm_gradient(run, &norm1, run->rows_in, work->dnorm, x, layer_stream(run->config), dx, below);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     struct decoder_shape shape;
@@ -833,6 +835,7 @@ const struct layer_kind layer_decoder = {.name = "decoder",
                                          .makes_ending = true,
                                          .extends = true,
                                          .parts = true,
+                                         .bf16_stream = true,
                                          .sites = SITES,
                                          .state_bytes = sizeof(struct decoder_state),
                                          .slot_bytes = sizeof(struct decoder_slot),

@@ -177,7 +177,7 @@ static enum aq_status rows_norm(const struct layer_run *run, float *y)
 }
 
 /* rows += those of the types */
-static enum aq_status types_add(const struct layer_run *run, uint32_t table, float *rows)
+static enum aq_status types_add(const struct layer_run *run, uint32_t table, void *rows)
 {
     const struct embedding_slot *slot = run->slot;
     const struct aq_embedding args = {.samples = run->samples,
@@ -191,7 +191,7 @@ static enum aq_status types_add(const struct layer_run *run, uint32_t table, flo
     return aq_device_embedding(run->device, &args, run->stream);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct embedding_slot *slot = run->slot;
     const struct embedding_numbers numbers = numbers_of(run->layer->form);
@@ -208,6 +208,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
                                       .position_table = positions,
                                       .scale = scale_of(run),
                                       .x = normed ? slot->rows : y,
+                                      .x_type = normed ? AQ_F32 : layer_stream(run->config),
                                       .starts = run->starts,
                                       .dropout = normed ? (struct aq_dropout){0} : layer_dropout(run, 0)};
     AQ_TRY(aq_device_embedding(run->device, &args, run->stream));
@@ -283,7 +284,7 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
     return aq_device_embedding_backward(run->device, &args, run->stream);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct embedding_slot *slot = run->slot;
@@ -294,7 +295,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     return run->split ? aq_device_copy(run->device, slot->dy, dy, bytes, run->stream) : tables_gradient(run, dy);
 }
 
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     const struct embedding_slot *slot = run->slot;
     (void)x;
@@ -304,6 +305,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
 const struct layer_kind layer_embedding = {.name = "embedding",
                                            .extends = true,
                                            .parts = true,
+                                           .bf16_stream = true,
                                            .sites = 1,
                                            .state_bytes = sizeof(struct embedding_state),
                                            .slot_bytes = sizeof(struct embedding_slot),

@@ -113,7 +113,7 @@ static enum aq_status final_norm_gradient(const struct layer_run *run, uint64_t 
     const struct pooler_slot *kept = run->slot;
     const struct decoder_norm norm = {FINAL_NORM, LAYER_NO_TENSOR, kept->mean, kept->rstd};
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
-    return decoder_norm_gradient(run, &norm, rows, dy, x, dx, NULL);
+    return decoder_norm_gradient(run, &norm, rows, dy, x, AQ_F32, dx, NULL);
 }
 
 static enum aq_status dense_norm(const struct layer_run *run, const float *x, float *y)
@@ -211,7 +211,7 @@ static enum aq_status pool(const struct layer_run *run, const float *x)
     return means(run, work->normed, kept->pooled);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct pooler_slot *kept = run->slot;
     const struct pooler_state *work = run->state;
@@ -254,7 +254,7 @@ static enum aq_status pool_gradient(const struct layer_run *run, const float *x,
     return final_norm_gradient(run, run->rows_in, work->normed, x, dx ? dx : work->unwanted);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct pooler_slot *kept = run->slot;

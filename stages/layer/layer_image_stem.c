@@ -92,7 +92,7 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
     return aq_device_copy(run->device, slot->pixels, slot->host_pixels, bytes, run->stream);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct stem_slot *slot = run->slot;
     const struct image_conv conv = conv_of(run->layer);
@@ -103,7 +103,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return y ? aq_device_max_pool(run->device, &pool, run->stream) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct stem_slot *slot = run->slot;

@@ -64,7 +64,7 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
                           run->stream);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct images_slot *slot = run->slot;
     (void)x;

@@ -272,7 +272,7 @@ static struct decoder_norm norm_of(const struct layer_run *run)
     return decoder_final_norm_of(slot->mean, slot->rstd);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct head_slot *slot = run->slot;
     struct head_state *state = run->state;
@@ -305,7 +305,7 @@ static enum aq_status head_chunk_weights(const struct layer_run *run, uint64_t f
     return linear_weight_gradient(run, &linear, rows, norm_rows(run, first), dlogits);
 }
 
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     (void)x;
     return head_chunk_weights(run, 0, run->rows_in);
@@ -331,7 +331,7 @@ static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t 
  * made again from the final norm. Keeping them for every slot would cost more memory than all else together: only a
  * split backward does.
  */
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     struct head_state *state = run->state;
@@ -348,7 +348,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     if (!dx) dx = state->unused;
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
     const struct decoder_norm norm = norm_of(run);
-    return decoder_norm_gradient(run, &norm, rows, state->dnorm, x, dx, below);
+    return decoder_norm_gradient(run, &norm, rows, state->dnorm, x, layer_stream(run->config), dx, below);
 }
 
 static enum aq_status output(const struct layer_run *run, uint32_t row, float *values)
@@ -364,6 +364,7 @@ const struct layer_kind layer_language_head = {.name = "language_head",
                                                .makes_ending = true,
                                                .extends = true,
                                                .parts = true,
+                                               .bf16_stream = true,
                                                .state_bytes = sizeof(struct head_state),
                                                .slot_bytes = sizeof(struct head_slot),
                                                .tensors = tensors,

@@ -37,7 +37,7 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     *out = (struct layer_flops){product, weights + (layer_goes_on(layer, 0) ? product : 0), weights};
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const uint64_t K = joined(run->layer), N = run->layer->out.columns;
     const struct aq_matmul args = {.M = run->rows_out,
@@ -71,7 +71,7 @@ static enum aq_status weight_gradient(const struct layer_run *run, const float *
     return run->g[0] ? aq_device_matmul(run->device, &args, run->stream) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct patch_slot *slot = run->slot;
@@ -96,7 +96,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     return aq_device_matmul(run->device, &args, run->stream);
 }
 
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     const struct patch_slot *slot = run->slot;
     return weight_gradient(run, x, slot->dy);

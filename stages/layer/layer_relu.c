@@ -1,13 +1,13 @@
 /* layer_relu.c -- max(x, 0). The output is above 0 if the input is: backward reads the input, which is kept. */
 #include "layer.h"
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct aq_relu args = {.count = run->rows_in * run->layer->in.columns, .x = x, .y = y};
     return aq_device_relu(run->device, &args, run->stream);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     (void)below;

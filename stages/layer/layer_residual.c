@@ -99,7 +99,7 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     }
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct residual_slot *slot = run->slot;
     const int last = branch(run->layer) - 1;
@@ -118,7 +118,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return image_conv_forward(&conv, run, &slot->kept[last], h, shortcut, y);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct residual_slot *slot = run->slot;

@@ -9,7 +9,7 @@
 
 struct sequence_slot {
     struct layer_verdict verdict; /* the first member: layer.h */
-    float *last, *norm;           /* (B, C): the rows, and normalized, in the stage's type */
+    void *last, *norm;            /* (B, C): the rows, of the stream's type, and normalized, of the stage's */
     float *mean, *rstd;
     float *outputs, *gradient; /* (B, outputs) */
 };
@@ -31,7 +31,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     struct sequence_state *state = to;
     const uint64_t each = config->B * sizeof(float), row = each * layer->in.columns, out = each * layer->out.columns;
     if (what == LAYER_SLOT) {
-        slot->last = aq_arena_take(arena, row);
+        slot->last = aq_arena_take(arena, row / sizeof(float) * aq_element_bytes(layer_stream(config)));
         slot->norm = aq_arena_take(arena, row);
         if (!layer->form->rms) slot->mean = aq_arena_take(arena, each);
         slot->rstd = aq_arena_take(arena, each);
@@ -63,13 +63,14 @@ static uint64_t last_of(const struct layer_run *run, uint32_t i)
     return ((uint64_t)i * run->tokens + tokens - 1) * run->layer->in.columns;
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct sequence_slot *slot = run->slot;
-    const uint64_t C = run->layer->in.columns;
+    const uint64_t each = aq_element_bytes(layer_stream(run->config)), row = run->layer->in.columns * each;
     (void)y;
     for (uint32_t i = 0; i < run->samples; i++)
-        AQ_TRY(aq_device_copy(run->device, slot->last + i * C, x + last_of(run, i), C * sizeof *x, run->stream));
+        AQ_TRY(aq_device_copy(run->device, (uint8_t *)slot->last + i * row, (const uint8_t *)x + last_of(run, i) * each,
+                              row, run->stream));
     const struct decoder_norm norm = decoder_final_norm_of(slot->mean, slot->rstd);
     AQ_TRY(decoder_norm(run, &norm, run->samples, slot->last, slot->norm));
     const struct linear linear = linear_of_head(run->layer);
@@ -81,7 +82,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
 }
 
 /* The slot has what it multiplies in any case. */
-static enum aq_status weights(const struct layer_run *run, const float *x)
+static enum aq_status weights(const struct layer_run *run, const void *x)
 {
     const struct sequence_slot *slot = run->slot;
     const struct linear linear = linear_of_head(run->layer);
@@ -90,7 +91,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
                                   (struct linear_rows){slot->gradient, 0});
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct sequence_slot *slot = run->slot;
@@ -107,7 +108,8 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     AQ_TRY(linear_input_gradient(run, &linear, run->samples, (struct linear_rows){slot->gradient, 0}, &to));
     AQ_TRY(aq_device_zero(run->device, state->dlast, run->samples * row, run->stream));
     const struct decoder_norm norm = decoder_final_norm_of(slot->mean, slot->rstd);
-    AQ_TRY(decoder_norm_gradient(run, &norm, run->samples, state->dnorm, slot->last, state->dlast, NULL));
+    AQ_TRY(decoder_norm_gradient(run, &norm, run->samples, state->dnorm, slot->last, layer_stream(run->config),
+                                 state->dlast, NULL));
     if (!dx) return AQ_OK;
     AQ_TRY(aq_device_zero(run->device, dx, run->rows_in * row, run->stream));
     for (uint32_t i = 0; i < run->samples; i++)
@@ -126,6 +128,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 const struct layer_kind layer_sequence_head = {.name = "sequence_head",
                                                .state_bytes = sizeof(struct sequence_state),
                                                .slot_bytes = sizeof(struct sequence_slot),
+                                               .bf16_stream = true,
                                                .fresh = 1u << DECODER_HEAD,
                                                .tensors = tensors,
                                                .place = place,

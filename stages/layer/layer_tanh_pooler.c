@@ -73,7 +73,7 @@ static enum aq_status drop(const struct layer_run *run, uint32_t site, bool drop
     return aq_device_dropout(run->device, &args, run->stream);
 }
 
-static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+static enum aq_status forward(const struct layer_run *run, const void *x, void *y)
 {
     const struct pooler_slot *kept = run->slot;
     const struct linear dense = dense_of(run->layer);
@@ -91,7 +91,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return y ? drop(run, SITE_OUTPUT, run->dropped, kept->y, y, AQ_F32) : AQ_OK;
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+static enum aq_status backward(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
     const struct pooler_slot *kept = run->slot;

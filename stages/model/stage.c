@@ -246,7 +246,7 @@ static enum aq_status config_check(const struct aq_stage_config *config)
                        (int)config->frozen_store);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
         return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);
-    return AQ_OK;
+    return stage_stream_check(config);
 }
 
 /* One micro-batch at the cut behind layer layer_end - 1. */

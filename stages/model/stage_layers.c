@@ -470,6 +470,7 @@ static void flow_choose(struct layout *layout)
     uint32_t in_place = 0; /* layers from the first on */
     while (in_place < layout->count && layout->layers[in_place].layer.kind->in_place)
         in_place++;
+    const enum aq_element stream = layer_stream(layout->config);
     uint32_t from = STAGE_FLOW_OUT;
     for (uint32_t l = layout->count; l-- > 0;) {
         struct stage_layer *layer = &layout->layers[l];
@@ -485,7 +486,8 @@ static void flow_choose(struct layout *layout)
         else
             layer->flow = from == STAGE_FLOW_A ? STAGE_FLOW_B : STAGE_FLOW_A;
         from = layer->flow;
-        if (layer->in_bytes > layout->flow_bytes[from]) layout->flow_bytes[from] = layer->in_bytes;
+        const uint64_t bytes = layer->in_bytes / aq_element_bytes(stream) * sizeof(float);
+        if (bytes > layout->flow_bytes[from]) layout->flow_bytes[from] = bytes;
     }
     layout->flow_bytes[STAGE_FLOW_OUT] = 0;
 }
@@ -589,7 +591,8 @@ static void layout_make(struct layout *layout)
         trains = trains || list.trained != 0;
         const struct layer *layer = &to->layer;
         AQ_ASSERT(layer->kind->state_bytes <= LAYER_STRUCT_MAX && layer->kind->slot_bytes <= LAYER_STRUCT_MAX);
-        to->in_bytes = (uint64_t)config->B * layer->in.rows * layer->in.columns * sizeof(float);
+        to->in_bytes =
+            (uint64_t)config->B * layer->in.rows * layer->in.columns * aq_element_bytes(layer_stream(config));
         keys_count(layout, to);
         if (to->in_bytes > layout->widest) layout->widest = to->in_bytes;
         const uint64_t typed = (uint64_t)config->B * layer->out.rows * layer->out.columns *
@@ -637,8 +640,8 @@ static void slot_place(const struct layout *layout, struct aq_arena *arena, stru
     for (uint32_t l = 0; l < layout->count; l++) {
         if (layout->layers[l].in_bytes == 0) continue;
         const bool by = passes_by(layout, l), again = by && inputs >= 2; /* two arrays in turn: nothing is kept */
-        float *x = again ? (slot ? slot->x[l - 2] : NULL)
-                         : aq_arena_take(arena, by ? layout->widest : layout->layers[l].in_bytes);
+        void *x = again ? (slot ? slot->x[l - 2] : NULL)
+                        : aq_arena_take(arena, by ? layout->widest : layout->layers[l].in_bytes);
         if (slot) slot->x[l] = x;
         inputs++;
     }
@@ -691,6 +694,9 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
         float *flow = aq_arena_take(arena, layout->flow_bytes[i]);
         if (stage) stage->flow[i] = flow;
     }
+    const uint64_t edge_bytes = stage_stream_edge(layout->config, &layout->layers[layout->count - 1].layer);
+    void *edge = edge_bytes ? aq_arena_take(arena, edge_bytes) : NULL;
+    if (stage) stage->edge = edge;
     if (!inference && layout->ending_bytes) {
         void *ending = aq_arena_take(arena, layout->ending_bytes);
         if (stage) stage->ending = ending;
@@ -782,7 +788,7 @@ static enum aq_status structs_open(struct aq_stage *stage)
         for (uint32_t l = 0; l < stage->layer_count; l++)
             stage->layers[l].state = aq_arena_take(&arena, stage->layers[l].layer.kind->state_bytes);
         for (uint32_t i = 0; i < stage->config.slots; i++) {
-            float **x = aq_arena_take(&arena, stage->layer_count * sizeof *x);
+            void **x = aq_arena_take(&arena, stage->layer_count * sizeof *x);
             void **kept = aq_arena_take(&arena, stage->layer_count * sizeof *kept);
             for (uint32_t l = 0; l < stage->layer_count; l++) {
                 void *of = aq_arena_take(&arena, stage->layers[l].layer.kind->slot_bytes);

@@ -116,7 +116,7 @@ enum { STAGE_VERSIONS = 2 };
 
 /* One micro-batch in flight. */
 struct stage_slot {
-    float **x;   /* of each layer of the stage: its input                                        */
+    void **x;    /* of each layer of the stage: its input                                        */
     void **kept; /* of each layer: its struct                                                    */
     struct aq_rng_key *keys, *host_keys; /* (site of the stage, B): dropout                       */
     uint32_t *lengths, *host_lengths;    /* B: tokens of each sample that are real                */
@@ -192,12 +192,21 @@ struct aq_stage {
     struct stage_slot *slots;
     float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
     void *ending;             /* the gradient in the stage's type, for endings */
+    void *edge;               /* what the last layer gives, of the stream's type; NULL: it is fp32, or a loss */
     void *unpacked;           /* weights of one product, in the stage's type; NULL: none are packed */
     struct layer_adapter_memory adapters;
     void *host;               /* pinned: what slots have there, and behind them `shared` */
     float *shared;            /* size.shared floats: sums of shared gradients; then as many of this stage's own */
     void *structs;            /* the host structs of layers and slots */
 };
+
+/* stage_stream.c: can its residual stream be what it has? AQ_INVAL. */
+enum aq_status stage_stream_check(const struct aq_stage_config *config);
+/* Bytes of aq_stage.edge, of a stage whose last layer this is. */
+uint64_t stage_stream_edge(const struct aq_stage_config *config, const struct layer *last);
+/* y = `count` values of x, of types that may differ. */
+enum aq_status stage_stream_copy(const struct layer_run *run, const void *x, enum aq_element x_type, uint64_t count,
+                                 void *y, enum aq_element y_type);
 
 /* stage_packed.c: its initial values: those of aq_stage_init_tensor for one that is not packed, rounded. */
 enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed);

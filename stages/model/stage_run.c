@@ -242,14 +242,15 @@ static enum aq_status forward_layers(struct aq_stage *stage, uint32_t index, con
                                      struct aq_stream *stream)
 {
     const struct stage_slot *slot = &stage->slots[index];
+    const enum aq_element type = layer_stream(&stage->config);
     for (uint32_t l = 0; l < stage->layer_count; l++) {
         const struct layer_run run = run_of(stage, index, l, stream);
-        if (l == 0 && x) {
-            const size_t bytes = (size_t)run.rows_in * run.layer->in.columns * sizeof *x;
-            AQ_TRY(aq_device_copy(stage->device, slot->x[0], x, bytes, stream));
-        }
-        float *to = l + 1 < stage->layer_count ? slot->x[l + 1] : y;
+        const bool end = l + 1 == stage->layer_count;
+        const uint64_t in = run.rows_in * run.layer->in.columns, out = run.rows_out * run.layer->out.columns;
+        void *to = !end ? slot->x[l + 1] : stage->edge ? stage->edge : y;
+        if (l == 0 && x) AQ_TRY(stage_stream_copy(&run, x, AQ_F32, in, slot->x[0], type));
         AQ_TRY(run.layer->kind->forward(&run, slot->x[l], to));
+        if (end && stage->edge) AQ_TRY(stage_stream_copy(&run, stage->edge, type, out, y, AQ_F32));
     }
     return AQ_OK;
 }

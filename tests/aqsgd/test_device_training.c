@@ -41,15 +41,18 @@ static const struct way {
     float dropout;
     double loss_limit, weight_limit;
     bool logits_16bit; /* on a GPU */
-} rounds[] = {{"fp32", AQ_STAGE_FP32, 2, false, 0, 0.1f, 2e-5, 2e-3, false},
-              {"bf16", AQ_STAGE_BF16, 1, false, 0, 0.1f, 5e-3, 5e-2, false},
-              {"bf16 undropped, logits in pieces", AQ_STAGE_BF16, 2, false, 32, 0.0f, 5e-3, 5e-2, false},
-              {"fp16", AQ_STAGE_FP16, 1, false, 0, 0.1f, 1e-3, 1e-2, false},
-              {"fp32 again, logits in pieces", AQ_STAGE_FP32, 2, true, 32, 0.0f, 2e-5, 2e-3, false},
-              {"bf16, logits too", AQ_STAGE_BF16, 2, false, 0, 0.0f, 5e-3, 5e-2, true},
-              {"bf16, logits too, in pieces", AQ_STAGE_BF16, 2, false, 32, 0.0f, 5e-3, 5e-2, true},
-              {"bf16, logits too, made again", AQ_STAGE_BF16, 2, true, 32, 0.0f, 5e-3, 5e-2, true},
-              {"fp16, logits too", AQ_STAGE_FP16, 1, false, 0, 0.0f, 1e-3, 1e-2, true}};
+    bool residual_bf16;
+} rounds[] = {{"fp32", AQ_STAGE_FP32, 2, false, 0, 0.1f, 2e-5, 2e-3, false, false},
+              {"bf16", AQ_STAGE_BF16, 1, false, 0, 0.1f, 5e-3, 5e-2, false, false},
+              {"bf16 undropped, logits in pieces", AQ_STAGE_BF16, 2, false, 32, 0.0f, 5e-3, 5e-2, false, false},
+              {"fp16", AQ_STAGE_FP16, 1, false, 0, 0.1f, 1e-3, 1e-2, false, false},
+              {"fp32 again, logits in pieces", AQ_STAGE_FP32, 2, true, 32, 0.0f, 2e-5, 2e-3, false, false},
+              {"bf16, logits too", AQ_STAGE_BF16, 2, false, 0, 0.0f, 5e-3, 5e-2, true, false},
+              {"bf16, logits too, in pieces", AQ_STAGE_BF16, 2, false, 32, 0.0f, 5e-3, 5e-2, true, false},
+              {"bf16, logits too, made again", AQ_STAGE_BF16, 2, true, 32, 0.0f, 5e-3, 5e-2, true, false},
+              {"fp16, logits too", AQ_STAGE_FP16, 1, false, 0, 0.0f, 1e-3, 1e-2, true, false},
+              {"bf16, residual too", AQ_STAGE_BF16, 2, false, 0, 0.0f, 5e-3, 5e-2, false, true},
+              {"bf16, residual too, with masks", AQ_STAGE_BF16, 1, true, 0, 0.1f, 5e-3, 5e-2, false, true}};
 
 /* A kind of device that is emulated takes its time: two steps (sample.h). */
 static int steps_of(const char *kind)
@@ -101,6 +104,7 @@ static void train(struct aq_device *device, const struct way *way, int steps, st
     config.recompute = way->recompute;
     config.logits_rows = way->logits_rows;
     config.logits_16bit = way->logits_16bit;
+    config.residual_bf16 = way->residual_bf16;
     config.model.dropout = way->dropout;
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     assert_int_equal(aq_stage_init(stage, 11), AQ_OK);
@@ -119,15 +123,15 @@ static void train(struct aq_device *device, const struct way *way, int steps, st
     aq_stage_close(stage);
 }
 
-static void compare(const char *kind, int round, const struct outcome *mine, const struct outcome *truth)
+static void compare(const char *kind, const struct way *way, bool exact, const struct outcome *mine,
+                    const struct outcome *truth)
 {
-    const bool exact = strcmp(kind, "isolated") == 0 && !rounds[round].logits_16bit; /* its CPU has fp32 logits */
-    const double loss_limit = rounds[round].loss_limit, weight_limit = rounds[round].weight_limit;
+    const double loss_limit = way->loss_limit, weight_limit = way->weight_limit;
     double distance = 0, moved = 0;
     for (uint64_t i = 0; i < truth->count; i++) {
-        const double far = (double)mine->after[i] - truth->after[i], way = (double)truth->after[i] - truth->before[i];
+        const double far = (double)mine->after[i] - truth->after[i], to = (double)truth->after[i] - truth->before[i];
         distance += far * far;
-        moved += way * way;
+        moved += to * to;
     }
     distance = sqrt(distance / moved);
     assert_memory_equal(mine->before, truth->before, truth->count * sizeof(float)); /* initial values: everywhere */
@@ -141,21 +145,42 @@ static void compare(const char *kind, int round, const struct outcome *mine, con
     double off = 0;
     for (int s = 0; s < steps_of(kind); s++)
         off = fmax(off, fabs(mine->losses[s] - truth->losses[s]));
-    print_message("%s %s: losses off by %.2g at most, weights by %.2g of their way\n", kind, rounds[round].name, off,
-                  distance);
+    print_message("%s %s: losses off by %.2g at most, weights by %.2g of their way\n", kind, way->name, off, distance);
+}
+
+static void outcome_free(struct outcome *of)
+{
+    aq_free(of->before);
+    aq_free(of->after);
+}
+
+/* What a residual stream of bf16 costs: the same device, masks and samples, with one of fp32. */
+static void near_fp32_stream(const char *kind, struct aq_device *device, const struct way *way,
+                             const struct outcome *mine)
+{
+    struct outcome wide = {0};
+    struct way other = *way;
+    other.residual_bf16 = false;
+    train(device, &other, steps_of(kind), &wide);
+    other.name = "a residual stream of bf16 next to one of fp32";
+    other.weight_limit = 0.2;
+    assert_true(wide.losses[0] != mine->losses[0]);
+    compare(kind, &other, false, mine, &wide);
+    outcome_free(&wide);
 }
 
 static void run(const char *kind, struct aq_device *cpu, struct aq_device *device)
 {
     for (int round = 0; round < (int)(sizeof rounds / sizeof rounds[0]); round++) {
         struct outcome truth = {0}, mine = {0};
-        train(cpu, &rounds[round], steps_of(kind), &truth);
-        train(device, &rounds[round], steps_of(kind), &mine);
-        compare(kind, round, &mine, &truth);
-        aq_free(truth.before);
-        aq_free(truth.after);
-        aq_free(mine.before);
-        aq_free(mine.after);
+        const struct way *way = &rounds[round];
+        train(cpu, way, steps_of(kind), &truth);
+        train(device, way, steps_of(kind), &mine);
+        /* The isolated device's CPU has fp32 logits. */
+        compare(kind, way, strcmp(kind, "isolated") == 0 && !way->logits_16bit, &mine, &truth);
+        if (way->residual_bf16) near_fp32_stream(kind, device, way, &mine);
+        outcome_free(&truth);
+        outcome_free(&mine);
     }
 }
 

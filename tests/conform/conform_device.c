@@ -72,6 +72,17 @@ static size_t bytes_of(enum aq_element type, uint64_t count)
     return count * aq_element_bytes(type);
 }
 
+/* The values as a type; takes them. */
+static void *as_type(float *values, enum aq_element type, uint64_t count)
+{
+    if (type == AQ_F32) return values;
+    uint16_t *halves = help_alloc(count * sizeof *halves + 4);
+    for (uint64_t i = 0; i < count; i++)
+        halves[i] = type == AQ_BF16 ? aq_bfloat_from_float(values[i]) : aq_half_from_float(values[i]);
+    aq_free(values);
+    return halves;
+}
+
 /* Random values of a type in host memory. Normal numbers are dear: those of a stream are made once, and repeated. */
 static void *random_of(enum aq_element type, uint64_t count, uint64_t stream, float std)
 {
@@ -82,12 +93,7 @@ static void *random_of(enum aq_element type, uint64_t count, uint64_t stream, fl
     float *values = help_alloc(count * sizeof *values + 4);
     for (uint64_t i = 0; i < count; i++)
         values[i] = std * normals[stream][i % OWN];
-    if (type == AQ_F32) return values;
-    uint16_t *halves = help_alloc(count * sizeof *halves + 4);
-    for (uint64_t i = 0; i < count; i++)
-        halves[i] = type == AQ_BF16 ? aq_bfloat_from_float(values[i]) : aq_half_from_float(values[i]);
-    aq_free(values);
-    return halves;
+    return as_type(values, type, count);
 }
 
 static void near(const char *what, const void *mine, const void *reference, enum aq_element type, uint64_t count,
@@ -349,6 +355,7 @@ struct rows_case {
     uint64_t window;
     float scale, cap;
     bool both;
+    bool bf16; /* norms and embedding: x, the residual stream */
 };
 
 static enum aq_status layernorm_call(struct aq_device *where, struct array *arrays, const void *context)
@@ -358,6 +365,7 @@ static enum aq_status layernorm_call(struct aq_device *where, struct array *arra
                                       .C = x->D,
                                       .epsilon = 1e-5f,
                                       .x = arrays[0].at,
+                                      .x_type = arrays[0].type,
                                       .gamma = arrays[1].at,
                                       .beta = x->samples ? NULL : arrays[2].at,
                                       .y = arrays[3].at,
@@ -370,6 +378,7 @@ static enum aq_status layernorm_call(struct aq_device *where, struct array *arra
                                                .C = x->D,
                                                .dy = arrays[6].at,
                                                .x = arrays[0].at,
+                                               .x_type = arrays[0].type,
                                                .gamma = arrays[1].at,
                                                .mean = arrays[4].at,
                                                .rstd = arrays[5].at,
@@ -393,15 +402,18 @@ static void test_layernorm_matches_truth(void **state)
                                     .D = sizes[s / TYPES / 4][1],
                                     .type = types[s % TYPES],
                                     .samples = s % 2, /* no beta                                            */
+                                    .bf16 = s / 4 % 2,
                                     .H = s / TYPES % 4}; /* which of the two that come along are asked for */
         if ((x.H % 2 && x.type == AQ_F32) || !runs(s, 4 * TYPES, 5)) continue;
         const uint64_t N = x.T * x.D;
         float *biased = random_of(AQ_F32, N, 1, 2.0f);
         for (uint64_t i = 0; i < N; i++)
             biased[i] += 3.0f;
+        const enum aq_element x_type = x.bf16 ? AQ_BF16 : AQ_F32;
+        void *const stream = as_type(biased, x_type, N);
         /* A row of one or two elements has h of 0 or +-1 and a dx that cancels: nothing to measure its distance by. */
         const enum compare dx = x.D > 2 ? COMPARED : NOT_COMPARED, as_dx = x.D > 2 ? COMPARED_AS : NOT_COMPARED;
-        struct array arrays[12] = {{AQ_F32, N, biased, NOT_COMPARED, NULL, {0}},
+        struct array arrays[12] = {{x_type, N, stream, NOT_COMPARED, NULL, {0}},
                                    {AQ_F32, x.D, random_of(AQ_F32, x.D, 2, 1.0f), NOT_COMPARED, NULL, {0}},
                                    {AQ_F32, x.D, random_of(AQ_F32, x.D, 3, 1.0f), NOT_COMPARED, NULL, {0}},
                                    {x.type, N, NULL, COMPARED, NULL, {0}},
@@ -534,6 +546,7 @@ static enum aq_status embedding_call(struct aq_device *where, struct array *arra
                                       .position_table = x->H > 1 ? NULL : arrays[2].at,
                                       .scale = x->scale,
                                       .x = arrays[3].at,
+                                      .x_type = arrays[3].type,
                                       .dropout = dropout};
     const enum aq_status status = aq_device_embedding(where, &args, NULL);
     if (status != AQ_OK) return status;
@@ -555,18 +568,22 @@ static void test_embedding_matches_truth(void **state)
     (void)state;
     static const uint64_t sizes[][3] = {{1, 1, 1},   {3, 21, 70}, {3, 21, 300}, {2, 9, 100},
                                         {4, 150, 5}, {1, 700, 8}, {3, 1401, 8}, {1, 1030, 5}};
-    for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
-        const struct rows_case x = {.scale = s / 2 % 3 > 1 ? 5.6568f : 0.0f,
+    for (size_t c = 0; c < 4 * sizeof sizes / sizeof sizes[0]; c++) {
+        const size_t s = c / 2;
+        const struct rows_case x = {.bf16 = c % 2,
+                                    .scale = s / 2 % 3 > 1 ? 5.6568f : 0.0f,
                                     .samples = sizes[s / 2][0],
                                     .T = sizes[s / 2][1],
                                     .D = sizes[s / 2][2],
                                     .H = s / 2 % 3, /* added, and without places */
                                     .dropout = s % 2 ? 0.5f : 0.0f};
+        if (x.bf16 && x.H > 0 && x.scale == 0.0f) continue; /* nothing is added to bf16 */
+        const enum aq_element type = x.bf16 ? AQ_BF16 : AQ_F32;
         const uint64_t rows = x.samples * x.T, keys = x.samples * sizeof(struct aq_rng_key) / 4;
         struct array arrays[8] = {{AQ_F32, rows, help_alloc(rows * 4), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 2, 1.0f), NOT_COMPARED, NULL, {0}},
-                                  {AQ_F32, rows * x.D, random_of(AQ_F32, rows * x.D, 7, 1.0f), EXACT, NULL, {0}},
+                                  {type, rows * x.D, random_of(type, rows * x.D, 7, 1.0f), EXACT, NULL, {0}},
                                   {AQ_F32, rows * x.D, random_of(AQ_F32, rows * x.D, 3, 1.0f), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 4, 1.0f), EXACT, NULL, {0}},
                                   {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 5, 1.0f), EXACT, NULL, {0}},
@@ -763,6 +780,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_matmul_with_sums_of_an_operand_matches_truth),
         cmocka_unit_test(test_matmul_with_a_bias_for_each_row_matches_truth),
         cmocka_unit_test(test_matmul_adds_to_each_row_its_own),
+        cmocka_unit_test(test_residual_of_bf16_is_rounded_once),
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),
         cmocka_unit_test(test_large_matmul_matches_truth),
         cmocka_unit_test(test_layernorm_matches_truth),

@@ -14,6 +14,7 @@ static enum aq_status rmsnorm_call(struct aq_device *where, struct array *arrays
                                     .epsilon = 1e-5f,
                                     .plus = plus,
                                     .x = arrays[0].at,
+                                    .x_type = arrays[0].type,
                                     .gamma = arrays[1].at,
                                     .other = added ? arrays[4].at : NULL,
                                     .y = arrays[2].at,
@@ -26,6 +27,7 @@ static enum aq_status rmsnorm_call(struct aq_device *where, struct array *arrays
                                              .plus = plus,
                                              .dy = arrays[4].at,
                                              .x = arrays[0].at,
+                                             .x_type = arrays[0].type,
                                              .gamma = arrays[1].at,
                                              .rstd = arrays[3].at,
                                              .dx = arrays[5].at,
@@ -45,12 +47,14 @@ static void test_rmsnorm_matches_truth(void **state)
         const struct rows_case x = {.T = sizes[s / TYPES / 8][0],
                                     .D = sizes[s / TYPES / 8][1],
                                     .type = types[s % TYPES],
+                                    .bf16 = s / 4 % 2,
                                     .H = s / TYPES % 8}; /* what is asked for, and which form of gamma */
         if ((x.H % 2 && x.type == AQ_F32) || !runs(s, 8 * TYPES, 8)) continue;
         const uint64_t N = x.T * x.D;
         /* A row of few elements has a dx that cancels: nothing to measure its distance by. */
         const enum compare dx = x.D > 2 ? COMPARED : NOT_COMPARED, as_dx = x.D > 2 ? COMPARED_AS : NOT_COMPARED;
-        struct array arrays[9] = {{AQ_F32, N, random_of(AQ_F32, N, 1, 2.0f), NOT_COMPARED, NULL, {0}},
+        const enum aq_element x_type = x.bf16 ? AQ_BF16 : AQ_F32;
+        struct array arrays[9] = {{x_type, N, random_of(x_type, N, 1, 2.0f), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, x.D, random_of(AQ_F32, x.D, 2, 1.0f), NOT_COMPARED, NULL, {0}},
                                   {x.type, N, NULL, COMPARED, NULL, {0}},
                                   {AQ_F32, x.T, NULL, COMPARED, NULL, {0}},

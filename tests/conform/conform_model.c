@@ -53,6 +53,8 @@ struct run {
     bool parts;
 };
 
+static bool stream_bf16; /* conform_model_residual.h */
+
 static struct aq_stage_config config_of(const struct kind *kind)
 {
     struct aq_stage_config config = {.B = B, .slots = MICRO, .precision = AQ_STAGE_FP32, .pads_vocabulary = true};
@@ -60,6 +62,7 @@ static struct aq_stage_config config_of(const struct kind *kind)
     kind->small(&config.model);
     aq_model_use_task(&config.model, kind->task, LABELS);
     config.task = kind->task;
+    config.residual_bf16 = stream_bf16;
     config.lengths = config.model.labels > 0;
     config.T = aq_model_tokens(kind->name) ? aq_model_tokens(kind->name) : T;
     config.layer_end = aq_model_layers(&config.model);
@@ -852,6 +855,7 @@ static void test_open_without_memory_gives_a_status(void **state)
 }
 
 #include "conform_model_extends.h"
+#include "conform_model_residual.h"
 
 int main(int argc, char **argv)
 {
@@ -888,6 +892,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_defaults_are_models_and_keys_fit),
         cmocka_unit_test(test_longrope_divides_by_the_list_of_its_length),
         cmocka_unit_test(test_open_without_memory_gives_a_status),
+        RESIDUAL_TESTS,
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -297,7 +297,8 @@ def scenario_split_pad():
                "data.train_samples_max": 0, "data.heldout_samples_max": 0, "train.T": 48, "model.context": 48}
     each, packed = {**answers, "data.pack": "false"}, {**answers, "data.pack_mask": "false"}
     cases = (("classes", job, {}, "tsv", ("relay", "splitfed1", "global")), ("llama", job, llama, "tsv", ("relay",)),
-             ("bf16", job, {"model.precision": "bf16"}, "tsv", ("relay",)), ("lora", job, {**llama, "lora.rank": 3, "lora.alpha": 6}, "tsv", ("relay",)),
+             ("bf16", job, {"model.precision": "bf16"}, "tsv", ("relay",)), ("residual", job, {"model.precision": "bf16", "model.residual": "bf16"}, "tsv", ("relay",)),
+             ("lora", job, {**llama, "lora.rank": 3, "lora.alpha": 6}, "tsv", ("relay",)),
              ("talks", manifest, each, "jsonl", ("relay",)), ("packed", manifest, packed, "jsonl", ("splitfed1",)),
              ("frozen", job, {"train.freeze": "'embedding, block 0'"}, "tsv", ("relay",)), ("tied", manifest, {**each, "model.tied": "exact"}, "jsonl", ("relay",)))
     for tag, make, keys, kind, modes in cases:

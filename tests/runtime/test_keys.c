@@ -211,6 +211,27 @@ static void test_keys_rules_report_line_and_column(void **state)
     assert_true(captured_has("job.yaml:3:3: train.loss_scale: applies only to fp16"));
 }
 
+/* A model that has none is refused by name, and so is another precision. */
+static void test_keys_residual_reports_line_and_column(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error;
+    } cases[] = {{"data: {train: a.txt}\nmodel: {kind: llama, precision: fp16, residual: bf16}\n",
+                  "job.yaml:2:39: model.residual: a residual stream in bf16 needs products in bf16: set"},
+                 {"data: {train: a.txt}\nmodel:\n  kind: gemma3\n  precision: bf16\n  residual: bf16\n",
+                  "job.yaml:5:3: model.residual: bf16 is not computed for gemma3, which has norms behind its"},
+                 {"data: {train: a.txt}\nmodel: {residual: fp16}\n", "job.yaml:2:9: model.residual: 'fp16' is not"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_job *job = NULL;
+        capture_begin();
+        assert_int_equal(aq_job_parse(cases[i].text, strlen(cases[i].text), "job.yaml", "/folder", NULL, 0, &job),
+                         AQ_INVAL);
+        capture_end();
+        if (!captured_has(cases[i].error)) fail_msg("case %zu: %s", i, cases[i].error);
+    }
+}
+
 static void test_help_prints_since_needs_and_conflicts(void **state)
 {
     (void)state;
@@ -245,6 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys_give_the_hashes_and_errors_that_they_gave),
                                        cmocka_unit_test(test_keys_rules_name_keys_and_values_that_are),
                                        cmocka_unit_test(test_keys_rules_report_line_and_column),
+                                       cmocka_unit_test(test_keys_residual_reports_line_and_column),
                                        cmocka_unit_test(test_help_prints_since_needs_and_conflicts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

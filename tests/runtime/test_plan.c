@@ -300,6 +300,11 @@ static void test_plan_hash_sees_what_matters_and_nothing_else(void **state)
     }
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
         if (hash_of(other[i], &digest_same) == hash) fail_msg("the hash does not see %s", other[i]);
+    static const char *const narrow[] = {"model.precision=bf16", "model.residual=bf16", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_kit_plan(manifest, narrow, &job);
+    assert_true(aq_plan_hash(plan) != hash_of("model.precision=bf16", &digest_same));
+    plan_kit_done(plan, job);
     /* A cache goes on through another learning rate, not through another cut or another store. */
     (void)hash_of("train.lr=2e-4", &digest_same);
     assert_true(digest_same == digest);

@@ -70,9 +70,9 @@ static void case_write(const char *folder, const struct aq_stage_config *config,
 {
     char text[16384];
     int at = snprintf(text, sizeof text,
-                      "samples %u\nT %u\nC %u\nH %u\nL %u\nfirst %u\nend %u\nloss_scale %.9f\n", samples, config->T,
-                      config->model.channels, config->model.heads, config->model.blocks, config->layer_first,
-                      config->layer_end, (double)loss_scale);
+                      "samples %u\nT %u\nC %u\nH %u\nL %u\nfirst %u\nend %u\nresidual_bf16 %d\nloss_scale %.9f\n",
+                      samples, config->T, config->model.channels, config->model.heads, config->model.blocks,
+                      config->layer_first, config->layer_end, config->residual_bf16, (double)loss_scale);
     for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
         struct aq_tensor_info info;
         aq_stage_tensor(stage, i, &info);
@@ -190,6 +190,22 @@ static void test_bf16_model_is_near_torch(void **state)
     case_run(&config, 2, 4e-2);
 }
 
+/* Torch rounds the stream at the same places; layers one by one, too, with what crosses a cut. */
+static void test_bf16_residual_stream_is_near_torch(void **state)
+{
+    (void)state;
+    struct aq_stage_config config = help_config(2, 4, 128, 200, 2, 96);
+    config.precision = AQ_STAGE_BF16;
+    config.residual_bf16 = true;
+    case_run(&config, 2, 4e-2);
+    config.model.tied = false;
+    for (uint32_t layer = 0; layer < 4; layer++) {
+        config.layer_first = layer;
+        config.layer_end = layer + 1;
+        case_run(&config, 2, 4e-2);
+    }
+}
+
 static void test_fp16_model_is_near_torch(void **state)
 {
     (void)state;
@@ -216,6 +232,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_whole_model_matches_torch),
         cmocka_unit_test(test_each_layer_matches_torch),
         cmocka_unit_test(test_bf16_model_is_near_torch),
+        cmocka_unit_test(test_bf16_residual_stream_is_near_torch),
         cmocka_unit_test(test_fp16_model_is_near_torch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,8 +40,10 @@ struct bench_case {
     enum aq_stage_precision precision;
     uint32_t blocks, heads, channels; /* 0: of 124M */
     uint32_t logits_rows;             /* 0: as many as the stage takes */
-    bool logits_16bit;                /* on a GPU; a job with fp16 has them */
+    uint32_t narrow;                  /* LOGITS: in 16 bits, on a GPU (a job with fp16 has them); RESIDUAL: in bf16 */
 };
+
+enum { LOGITS = 1, RESIDUAL = 2 };
 
 /* Published shapes of other models, run where --only asks for them. */
 struct bench_shape {
@@ -131,83 +133,90 @@ static void small_deberta(struct aq_model_config *model)
 }
 
 static const struct bench_shape shapes[] = {
-    {{"stage small-gpt2 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false}, small_gpt2, 0, AQ_FROZEN_FP32},
-    {{"stage small-llama fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false}, small_llama, 0, AQ_FROZEN_FP32},
-    {{"stage small-qwen3 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false}, small_qwen3, 0, AQ_FROZEN_FP32},
-    {{"stage small-gemma3 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false}, small_gemma3, 0, AQ_FROZEN_FP32},
-    {{"stage small-modernbert fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage small-gpt2 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, small_gpt2, 0, AQ_FROZEN_FP32},
+    {{"stage small-llama fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, small_llama, 0, AQ_FROZEN_FP32},
+    {{"stage small-qwen3 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, small_qwen3, 0, AQ_FROZEN_FP32},
+    {{"stage small-gemma3 fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, small_gemma3, 0, AQ_FROZEN_FP32},
+    {{"stage small-modernbert fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      small_modernbert,
      0,
      AQ_FROZEN_FP32},
-    {{"stage small-deberta fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, false}, small_deberta, 0, AQ_FROZEN_FP32},
-    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 0, AQ_FROZEN_FP32},
-    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 0, AQ_FROZEN_FP32},
-    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage small-deberta fp32 B4 T128", 4, 128, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, small_deberta, 0, AQ_FROZEN_FP32},
+    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, smollm2_135m, 0, AQ_FROZEN_FP32},
+    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, 0}, smollm2_135m, 0, AQ_FROZEN_FP32},
+    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      smollm2_135m,
      16,
      AQ_FROZEN_FP32},
-    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, 0},
      smollm2_135m,
      16,
      AQ_FROZEN_FP32},
-    {{"stage smollm2-135m lora16 q8 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage smollm2-135m lora16 q8 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      smollm2_135m,
      16,
      AQ_FROZEN_Q8},
-    {{"stage smollm2-135m lora16 nf4 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage smollm2-135m lora16 nf4 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      smollm2_135m,
      16,
      AQ_FROZEN_NF4},
-    {{"stage smollm2-135m lora16 nf4_double fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage smollm2-135m lora16 nf4_double fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      smollm2_135m,
      16,
      AQ_FROZEN_NF4_DOUBLE},
-    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, 0}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
      qwen3_600m,
      16,
      AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, 0},
      qwen3_600m,
      16,
      AQ_FROZEN_FP32}};
 
 /* The same on a GPU, at sizes that fill one. */
 static const struct bench_shape gpu_shapes[] = {
-    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b bf16 B4 T1024 logits bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, true},
+    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, 0}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, 0}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B4 T1024 logits bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, LOGITS},
      qwen3_600m,
      0,
      AQ_FROZEN_FP32},
-    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+    {{"stage qwen3-0.6b bf16 B4 T1024 residual bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, RESIDUAL},
+     qwen3_600m,
+     0,
+     AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, 0},
      qwen3_600m,
      16,
      AQ_FROZEN_FP32}};
 
-static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
-                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0, false},
-                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
-                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0, 0, true}};
+static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
+                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0, 0},
+                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, 0},
+                                          {"stage gpt2-124m bf16 B4 T256 residual bf16", 4, 256, AQ_STAGE_BF16, 0, 0, 0,
+                                           0, RESIDUAL},
+                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0, 0, LOGITS}};
 
 static const struct bench_case gpu_cases[] = {
-    {"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, false},
-    {"stage gpt2-124m bf16 B16 T1024 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, false},
-    {"stage gpt2-124m bf16 B16 T1024 logits_rows 1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 1024, false},
-    {"stage gpt2-124m bf16 B16 T1024 logits bf16", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, true},
-    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, true},
-    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 512", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 512, true},
-    {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024, 0, false},
-    {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280, 0, false},
-    {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600, 0, false},
-    {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768, 0, true},
-    {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600, 0, true},
-    {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768, 0, false},
-    {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768, 0, false},
-    {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024, 0, false},
-    {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280, 0, false},
-    {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600, 0, false}};
+    {"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, 0},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, 0},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 1024, 0},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, LOGITS},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, LOGITS},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 512", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 512, LOGITS},
+    {"stage gpt2-124m bf16 B16 T1024 residual bf16", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, RESIDUAL},
+    {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024, 0, 0},
+    {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280, 0, 0},
+    {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600, 0, 0},
+    {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768, 0, LOGITS},
+    {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600, 0, LOGITS},
+    {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768, 0, 0},
+    {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768, 0, 0},
+    {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024, 0, 0},
+    {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280, 0, 0},
+    {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600, 0, 0}};
 
 /*
  * Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 and fp16 with fp32 sums; tf32; fp32 proper, without tensor
@@ -350,7 +359,8 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
     self->classifies = config.model.labels > 0;
     if (self->classifies) config.task = "classification";
     config.logits_rows = which->logits_rows;
-    config.logits_16bit = which->logits_16bit;
+    config.logits_16bit = (which->narrow & LOGITS) != 0;
+    config.residual_bf16 = (which->narrow & RESIDUAL) != 0;
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
     self->flops = 3.0 * size.flops_forward;

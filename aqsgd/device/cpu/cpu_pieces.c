@@ -53,9 +53,9 @@ void cpu_reduce(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_
 static void layernorm_piece(struct cpu_device *cpu, const struct aq_layernorm *args, uint64_t piece)
 {
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
-        cpu->rows->layernorm(args->x + r * args->C, args->gamma, args->beta, args->C, args->epsilon,
-                             cpu_at_w(args->y, args->y_type, r * args->C), args->y_type, args->mean + r,
-                             args->rstd + r);
+        cpu->rows->layernorm(cpu_at(args->x, args->x_type, r * args->C), args->x_type, args->gamma, args->beta,
+                             args->C, args->epsilon, cpu_at_w(args->y, args->y_type, r * args->C), args->y_type,
+                             args->mean + r, args->rstd + r);
 }
 
 CPU_PIECES(layernorm, aq_layernorm, pieces_of(args->rows, ROWS))
@@ -66,8 +66,9 @@ static void layernorm_backward_piece(struct cpu_device *cpu, const struct aq_lay
     float *dgamma = cpu_shared(cpu) + piece * 2 * args->C, *dbeta = dgamma + args->C;
     memset(dgamma, 0, 2 * args->C * sizeof *dgamma);
     for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++)
-        cpu->rows->layernorm_backward(args->dy + r * args->C, args->x + r * args->C, args->gamma, args->mean[r],
-                                      args->rstd[r], args->C, args->dx + r * args->C, dgamma, dbeta);
+        cpu->rows->layernorm_backward(args->dy + r * args->C, cpu_at(args->x, args->x_type, r * args->C), args->x_type,
+                                      args->gamma, args->mean[r], args->rstd[r], args->C, args->dx + r * args->C,
+                                      dgamma, dbeta);
 }
 
 CPU_RUN(layernorm_backward, aq_layernorm_backward)
@@ -114,21 +115,38 @@ enum aq_status cpu_column_sum(struct aq_device *device, const struct aq_column_s
     return AQ_OK;
 }
 
+/* x: n values of row r from column c on. */
+static void embedding_row(struct cpu_device *cpu, const struct aq_embedding *args, uint64_t r, uint64_t c, uint64_t n,
+                          float *x)
+{
+    const uint64_t C = args->C, place = aq_place_of(args->starts, r, args->T);
+    const float *token = args->token_table + (uint64_t)args->tokens[r] * C + c;
+    const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C + c);
+    if (args->add)
+        cpu->rows->add(x, token, AQ_F32, n);
+    else
+        memcpy(x, token, n * sizeof *x);
+    if (args->scale != 0.0f) cpu->rows->scale(x, n, args->scale, x, AQ_F32);
+    if (args->position_table) cpu->rows->add(x, args->position_table + place * C + c, AQ_F32, n);
+    if (mask.key) cpu->rows->mask(x, n, &mask, x, AQ_F32);
+}
+
+enum { WIDE = 512 };
+
 static void embedding_piece(struct cpu_device *cpu, const struct aq_embedding *args, uint64_t piece)
 {
     const uint64_t C = args->C;
+    float wide[WIDE];
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
-        float *x = args->x + r * C;
-        const float *token = args->token_table + (uint64_t)args->tokens[r] * C;
-        if (args->add)
-            cpu->rows->add(x, token, AQ_F32, C);
-        else
-            memcpy(x, token, C * sizeof *x);
-        if (args->scale != 0.0f) cpu->rows->scale(x, C, args->scale, x, AQ_F32);
-        const uint64_t place = aq_place_of(args->starts, r, args->T);
-        if (args->position_table) cpu->rows->add(x, args->position_table + place * C, AQ_F32, C);
-        const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C);
-        if (mask.key) cpu->rows->mask(x, C, &mask, x, AQ_F32);
+        if (args->x_type == AQ_F32) {
+            embedding_row(cpu, args, r, 0, C, (float *)args->x + r * C);
+            continue;
+        }
+        for (uint64_t c = 0, n; c < C; c += n) {
+            n = C - c < WIDE ? C - c : WIDE;
+            embedding_row(cpu, args, r, c, n, wide);
+            cpu->rows->scale(wide, n, 1.0f, cpu_at_w(args->x, args->x_type, r * C + c), args->x_type);
+        }
     }
 }
 
@@ -158,8 +176,6 @@ static void embedding_backward_piece(struct cpu_device *cpu, const struct aq_emb
 }
 
 CPU_PIECES(embedding_backward, aq_embedding_backward, pieces_of(args->C, COLUMNS))
-
-enum { WIDE = 512 };
 
 /* `n` values of 16 bits as fp32, in `wide`. */
 static void widen(const struct cpu_rows *rows, const void *x, enum aq_element type, uint64_t n, float *wide)

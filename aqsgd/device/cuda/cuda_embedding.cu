@@ -10,13 +10,13 @@
 
 constexpr unsigned EMBED_THREADS = 256, EMBED_WARPS = EMBED_THREADS / 32;
 
-template <int W>
+template <typename X, int W>
 static __global__ void __launch_bounds__(EMBED_THREADS) embedding(struct aq_embedding args, struct aq_cuda_mask mask)
 {
     const uint64_t row = blockIdx.x, C = args.C, position = row % args.T;
     const float *token = args.token_table + static_cast<uint64_t>(args.tokens[row]) * C;
     const float *place = args.position_table ? args.position_table + aq_place(args.starts, row, args.T) * C : nullptr;
-    float *x = args.x + row * C;
+    X *x = static_cast<X *>(args.x) + row * C;
     for (uint64_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         float values[W], places[W] = {0.0f}, before[W] = {0.0f}, factors[W];
         aq_load_wide(token + c, values);
@@ -29,16 +29,21 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embedding(struct aq_embe
     }
 }
 
-enum aq_status aq_cuda_embedding(const struct aq_embedding *args, void *, struct CUstream_st *stream)
+template <typename X> static enum aq_status embedding_typed(const struct aq_embedding *args, cudaStream_t stream)
 {
     const uint64_t rows = args->samples * args->T;
-    if (rows == 0 || args->C == 0) return AQ_OK;
     const bool fours = args->C % 4 == 0 && aq_fours(args->token_table, AQ_F32) &&
-                       aq_fours(args->position_table, AQ_F32) && aq_fours(args->x, AQ_F32);
+                       aq_fours(args->position_table, AQ_F32) && aq_fours(args->x, args->x_type);
     const struct aq_cuda_mask mask = aq_cuda_mask_of(&args->dropout);
     const unsigned threads = aq_row_grid_of(1, args->C, fours ? 4 : 1).threads;
-    if (fours) return AQ_LAUNCH(embedding<4>, aq_blocks(rows, 1), threads, 0, stream, *args, mask);
-    return AQ_LAUNCH(embedding<1>, aq_blocks(rows, 1), threads, 0, stream, *args, mask);
+    if (fours) return AQ_LAUNCH((embedding<X, 4>), aq_blocks(rows, 1), threads, 0, stream, *args, mask);
+    return AQ_LAUNCH((embedding<X, 1>), aq_blocks(rows, 1), threads, 0, stream, *args, mask);
+}
+
+enum aq_status aq_cuda_embedding(const struct aq_embedding *args, void *, struct CUstream_st *stream)
+{
+    if (args->samples * args->T == 0 || args->C == 0) return AQ_OK;
+    return args->x_type == AQ_BF16 ? embedding_typed<uint16_t>(args, stream) : embedding_typed<float>(args, stream);
 }
 
 /* sums[c] += dropout'(dx[row][c]) for this thread's columns. */

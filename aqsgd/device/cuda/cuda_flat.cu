@@ -37,7 +37,7 @@ struct finish {
     const float *bias;
     uint64_t bias_stride;
     struct aq_cuda_mask mask;
-    uint64_t sample_rows;
+    uint64_t sample_rows, first; /* first: rows before row 0, for the mask */
     enum aq_matmul_after after;
 };
 
@@ -65,8 +65,8 @@ static __global__ void __launch_bounds__(FLAT_THREADS) matmul_finish(struct fini
             for (int i = 0; i < W; i++)
                 x[i] *= gelu_slope(y[i]);
         } else if (args.after == AQ_AFTER_RESIDUAL) {
-            const uint64_t sample = args.mask.keys ? row / args.sample_rows : 0;
-            const uint64_t element = args.mask.keys ? row % args.sample_rows * args.N + n : 0;
+            const uint64_t of = args.first + row, sample = args.mask.keys ? of / args.sample_rows : 0;
+            const uint64_t element = args.mask.keys ? of % args.sample_rows * args.N + n : 0;
             aq_mask_wide(args.mask, sample, element, y);
             for (int i = 0; i < W; i++)
                 x[i] *= y[i];
@@ -87,7 +87,7 @@ static enum aq_status finish_typed(const struct finish *args, uint64_t M, bool f
 }
 
 enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
-                                     uint64_t sums_stride, struct CUstream_st *stream)
+                                     uint64_t sums_stride, uint64_t first, struct CUstream_st *stream)
 {
     if (args->M == 0 || args->N == 0) return AQ_OK;
     struct finish finish = {};
@@ -101,6 +101,7 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
     finish.bias_stride = args->bias_stride;
     if (args->after == AQ_AFTER_RESIDUAL) finish.mask = aq_cuda_mask_of(&args->dropout);
     finish.sample_rows = args->dropout_sample_rows;
+    finish.first = first;
     finish.after = args->after;
     const bool fours = args->N % 4 == 0 && sums_stride % 4 == 0 && args->c_stride % 4 == 0 &&
                        args->bias_stride % 4 == 0 && aq_fours(sums, sums_type) && aq_fours(args->c, args->c_type) &&

@@ -79,10 +79,11 @@ enum aq_status aq_cuda_weights_turn(const struct aq_conv_shape *shape, const flo
 /*
  * The epilogue of a matrix product, if the product itself could not do it: c = after(sums + bias), with args' c,
  * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of
- * `sums_type`, fp32 or c's; it may be c, element for element.
+ * `sums_type`, fp32 or c's; it may be c, element for element. first: rows of the product before these, for dropout's
+ * mask.
  */
 enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
-                                     uint64_t sums_stride, struct CUstream_st *stream);
+                                     uint64_t sums_stride, uint64_t first, struct CUstream_st *stream);
 
 /*
  * As aq_device_fill_normal, except values whose last bit depends on the library: doubtful[0], which must be 0 before,

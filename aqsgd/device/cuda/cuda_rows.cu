@@ -20,9 +20,9 @@ struct layernorm_out {
     float *mean, *rstd;
 };
 
-template <typename Y, int W>
+template <typename X, typename Y, int W>
 static __global__ void __launch_bounds__(ROW_THREADS)
-    layernorm(const float *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon, Y *y,
+    layernorm(const X *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon, Y *y,
               struct layernorm_out out)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
@@ -57,9 +57,9 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 /* The same with the row in registers: PIECES times four columns a lane, so that it is read once. */
-template <typename Y, unsigned PIECES>
+template <typename X, typename Y, unsigned PIECES>
 static __global__ void __launch_bounds__(ROW_THREADS)
-    layernorm_kept(const float *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon,
+    layernorm_kept(const X *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon,
                    Y *y, struct layernorm_out out)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
@@ -98,52 +98,58 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-template <typename Y> static enum aq_status layernorm_typed(const struct aq_layernorm *args, cudaStream_t stream)
+template <typename X, typename Y>
+static enum aq_status layernorm_typed(const struct aq_layernorm *args, cudaStream_t stream)
 {
+    const X *x = static_cast<const X *>(args->x);
     const dim3 grid = aq_blocks(args->rows, ROW_WARPS);
     Y *y = static_cast<Y *>(args->y);
     const struct layernorm_out out = {args->mean, args->rstd};
-    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->gamma, AQ_F32) &&
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, args->x_type) && aq_fours(args->gamma, AQ_F32) &&
                        (!args->beta || aq_fours(args->beta, AQ_F32)) && aq_fours(y, args->y_type);
     if (fours && args->C <= 1024)
-        return AQ_LAUNCH((layernorm_kept<Y, 8>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta,
+        return AQ_LAUNCH((layernorm_kept<X, Y, 8>), grid, ROW_THREADS, 0, stream, x, args->gamma, args->beta,
                          args->rows, args->C, args->epsilon, y, out);
     if (fours && args->C <= 2048)
-        return AQ_LAUNCH((layernorm_kept<Y, 16>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta,
+        return AQ_LAUNCH((layernorm_kept<X, Y, 16>), grid, ROW_THREADS, 0, stream, x, args->gamma, args->beta,
                          args->rows, args->C, args->epsilon, y, out);
     if (fours)
-        return AQ_LAUNCH((layernorm<Y, 4>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta, args->rows,
+        return AQ_LAUNCH((layernorm<X, Y, 4>), grid, ROW_THREADS, 0, stream, x, args->gamma, args->beta, args->rows,
                          args->C, args->epsilon, y, out);
-    return AQ_LAUNCH((layernorm<Y, 1>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta, args->rows,
+    return AQ_LAUNCH((layernorm<X, Y, 1>), grid, ROW_THREADS, 0, stream, x, args->gamma, args->beta, args->rows,
                      args->C, args->epsilon, y, out);
 }
 
 enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    return aq_by_type(args->y_type, [&](auto t) { return layernorm_typed<decltype(t)>(args, stream); });
+    return aq_by_type(args->y_type, [&](auto t) {
+        return args->x_type == AQ_BF16 ? layernorm_typed<uint16_t, decltype(t)>(args, stream)
+                                       : layernorm_typed<float, decltype(t)>(args, stream);
+    });
 }
 
 /* The gradient of rows of any width: see layernorm_backward. RMS: an RMS norm's, with mean NULL. */
-template <bool RMS>
+template <typename X, bool RMS>
 static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args, float plus)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32, C = args.C;
     const unsigned lane = threadIdx.x % 32;
     if (row >= args.rows) return;
-    const float *x = args.x + row * C, *dy = args.dy + row * C;
+    const X *x = static_cast<const X *>(args.x) + row * C;
+    const float *dy = args.dy + row * C;
     float *dx = args.dx + row * C;
     const float mean = RMS ? 0.0f : args.mean[row], rstd = args.rstd[row];
     float sum_g = 0.0f, sum_gh = 0.0f;
     for (uint64_t c = lane; c < C; c += 32) {
         const float g = dy[c] * (RMS ? plus + args.gamma[c] : args.gamma[c]);
         sum_g += g;
-        sum_gh = fmaf(g, (x[c] - mean) * rstd, sum_gh);
+        sum_gh = fmaf(g, (aq_load(x + c) - mean) * rstd, sum_gh);
     }
     const float mean_g = RMS ? 0.0f : aq_warp_sum(sum_g) / static_cast<float>(C);
     const float mean_gh = aq_warp_sum(sum_gh) / static_cast<float>(C);
     for (uint64_t c = lane; c < C; c += 32) {
-        const float h = (x[c] - mean) * rstd, gamma = RMS ? plus + args.gamma[c] : args.gamma[c];
+        const float h = (aq_load(x + c) - mean) * rstd, gamma = RMS ? plus + args.gamma[c] : args.gamma[c];
         dx[c] = fmaf(rstd, fmaf(dy[c], gamma, -mean_g) - h * mean_gh, dx[c]);
     }
 }
@@ -163,18 +169,19 @@ uint64_t aq_cuda_group_rows(uint64_t rows, uint64_t width)
 }
 
 /* partial[group][0..C-1] = sum of dy h, partial[group][C..2C-1] = sum of dy. */
-template <bool RMS>
+template <typename X, bool RMS>
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     layernorm_partial(struct aq_layernorm_backward args, uint64_t group, float *partial)
 {
     const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
     if (c >= C) return;
     const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows;
+    const X *x = static_cast<const X *>(args.x) + c;
     float dgamma = 0.0f, dbeta = 0.0f;
     for (uint64_t row = first; row < end; row++) {
         const float dy = args.dy[row * C + c];
         const float mean = RMS ? 0.0f : args.mean[row];
-        dgamma = fmaf(dy, (args.x[row * C + c] - mean) * args.rstd[row], dgamma);
+        dgamma = fmaf(dy, (aq_load(x + row * C) - mean) * args.rstd[row], dgamma);
         dbeta += dy;
     }
     partial += blockIdx.x * 2 * C + c;
@@ -263,7 +270,7 @@ static __forceinline__ __device__ float aq_rounded(float x, const aq_half *)
  * it. A group's partial row: dgamma, dbeta and, where SUMS, the sums of the new dx. RMS: mean and mean(g) are 0, and
  * `plus` is added to gamma.
  */
-template <typename Y, bool SUMS, bool RMS>
+template <typename X, typename Y, bool SUMS, bool RMS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     layernorm_backward(struct aq_layernorm_backward args, float plus, uint64_t group, float *partial)
 {
@@ -282,7 +289,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         AQ_UNROLL
         for (unsigned r = 0; r < NORM_ROWS; r++)
             if (mine && row + r < end) {
-                aq_load_wide(args.x + (row + r) * C + c, h[r]);
+                aq_load_wide(static_cast<const X *>(args.x) + (row + r) * C + c, h[r]);
                 aq_load_wide(args.dy + (row + r) * C + c, dy[r]);
                 aq_load_wide(args.dx + (row + r) * C + c, dx[r]);
             }
@@ -336,7 +343,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     if constexpr (SUMS) aq_store_wide(partial + 2 * C, sums);
 }
 
-template <typename Y, bool SUMS>
+template <typename X, typename Y, bool SUMS>
 static enum aq_status layernorm_backward_run(const struct aq_layernorm_backward *args, float plus, float *partial,
                                              cudaStream_t stream)
 {
@@ -346,21 +353,24 @@ static enum aq_status layernorm_backward_run(const struct aq_layernorm_backward 
     const dim3 grid(static_cast<unsigned>(groups));
     const struct aq_cuda_sums to = {{args->dgamma, args->dbeta, args->sums}};
     if (args->mean)
-        AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS, false>), grid, threads, 0, stream, *args, plus, group, partial));
+        AQ_TRY(AQ_LAUNCH((layernorm_backward<X, Y, SUMS, false>), grid, threads, 0, stream, *args, plus, group,
+                         partial));
     else
-        AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS, true>), grid, threads, 0, stream, *args, plus, group, partial));
+        AQ_TRY(AQ_LAUNCH((layernorm_backward<X, Y, SUMS, true>), grid, threads, 0, stream, *args, plus, group,
+                         partial));
     return aq_cuda_reduce(partial, groups, args->C, count, to, stream);
 }
 
-template <typename Y>
+template <typename X, typename Y>
 static enum aq_status layernorm_backward_typed(const struct aq_layernorm_backward *args, float plus, float *partial,
                                                cudaStream_t stream)
 {
-    return args->sums ? layernorm_backward_run<Y, true>(args, plus, partial, stream)
-                      : layernorm_backward_run<Y, false>(args, plus, partial, stream);
+    return args->sums ? layernorm_backward_run<X, Y, true>(args, plus, partial, stream)
+                      : layernorm_backward_run<X, Y, false>(args, plus, partial, stream);
 }
 
 /* Rows of any width and alignment, in a pass for each of what is asked for. */
+template <typename X>
 static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward *args, float plus, float *partial,
                                              cudaStream_t stream)
 {
@@ -370,11 +380,11 @@ static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward 
     const struct aq_cuda_sums to = {{args->dgamma, args->dbeta, nullptr}};
     const dim3 rows = aq_blocks(args->rows, ROW_WARPS);
     if (args->mean) {
-        AQ_TRY(AQ_LAUNCH(layernorm_dx<false>, rows, ROW_THREADS, 0, stream, *args, plus));
-        AQ_TRY(AQ_LAUNCH(layernorm_partial<false>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+        AQ_TRY(AQ_LAUNCH((layernorm_dx<X, false>), rows, ROW_THREADS, 0, stream, *args, plus));
+        AQ_TRY(AQ_LAUNCH((layernorm_partial<X, false>), columns, COLUMN_THREADS, 0, stream, *args, group, partial));
     } else {
-        AQ_TRY(AQ_LAUNCH(layernorm_dx<true>, rows, ROW_THREADS, 0, stream, *args, plus));
-        AQ_TRY(AQ_LAUNCH(layernorm_partial<true>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+        AQ_TRY(AQ_LAUNCH((layernorm_dx<X, true>), rows, ROW_THREADS, 0, stream, *args, plus));
+        AQ_TRY(AQ_LAUNCH((layernorm_partial<X, true>), columns, COLUMN_THREADS, 0, stream, *args, group, partial));
     }
     AQ_TRY(aq_cuda_reduce(partial, groups, C, 2, to, stream));
     const struct aq_dropout_apply round = {1,  args->rows * C, args->dx, args->rounded, args->rounded_type,
@@ -388,17 +398,25 @@ static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward 
 }
 
 /* mean NULL: of an RMS norm, with `plus`. */
+template <typename X>
+static enum aq_status norm_backward_of(const struct aq_layernorm_backward *args, float plus, float *partial,
+                                       cudaStream_t stream)
+{
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, args->x_type) && aq_fours(args->dy, AQ_F32) &&
+                       aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32) && aq_fours(args->rounded, AQ_BF16);
+    if (!fours || args->C > 4 * NORM_THREADS) return layernorm_backward_any<X>(args, plus, partial, stream);
+    if (!args->rounded) return layernorm_backward_typed<X, float>(args, plus, partial, stream);
+    return args->rounded_type == AQ_BF16 ? layernorm_backward_typed<X, uint16_t>(args, plus, partial, stream)
+                                         : layernorm_backward_typed<X, aq_half>(args, plus, partial, stream);
+}
+
 static enum aq_status norm_backward(const struct aq_layernorm_backward *args, float plus, void *scratch,
                                     struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
-    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
-                       aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32) && aq_fours(args->rounded, AQ_BF16);
-    if (!fours || args->C > 4 * NORM_THREADS) return layernorm_backward_any(args, plus, partial, stream);
-    if (!args->rounded) return layernorm_backward_typed<float>(args, plus, partial, stream);
-    return args->rounded_type == AQ_BF16 ? layernorm_backward_typed<uint16_t>(args, plus, partial, stream)
-                                         : layernorm_backward_typed<aq_half>(args, plus, partial, stream);
+    return args->x_type == AQ_BF16 ? norm_backward_of<uint16_t>(args, plus, partial, stream)
+                                   : norm_backward_of<float>(args, plus, partial, stream);
 }
 
 enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
@@ -415,6 +433,7 @@ enum aq_status aq_cuda_rmsnorm_backward(const struct aq_rmsnorm_backward *args, 
     norm.C = args->C;
     norm.dy = args->dy;
     norm.x = args->x;
+    norm.x_type = args->x_type;
     norm.gamma = args->gamma;
     norm.rstd = args->rstd;
     norm.dx = args->dx;

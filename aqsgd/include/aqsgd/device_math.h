@@ -65,8 +65,8 @@ enum aq_matmul_after {
 /*
  * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
  * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
- * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate requires c in fp32, no
- * bias and AQ_AFTER_NONE. c overlaps nothing: a product may be timed several times.
+ * fp32. `other` has c's shape, stride and type. accumulate requires c in fp32, no bias and AQ_AFTER_NONE. c overlaps
+ * nothing: a product may be timed several times. AQ_AFTER_RESIDUAL adds in fp32 and rounds once, to c's type.
  *
  * bias_stride: each row of c has its own bias, which is added before `after` (an adapter's share). A GPU's library has
  * no such epilogue: there it is a second pass.
@@ -99,12 +99,14 @@ struct aq_matmul {
 
 /*
  * y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. beta may be
- * NULL: 0.
+ * NULL: 0. x of a norm, here and below, is fp32 or bf16; all is computed in fp32.
  */
 struct aq_layernorm {
     uint64_t rows, C;
     float epsilon;
-    const float *x, *gamma, *beta;
+    const void *x;
+    enum aq_element x_type;
+    const float *gamma, *beta;
     void *y;
     enum aq_element y_type;
     float *mean, *rstd; /* rows; out in forward, in in backward */
@@ -117,7 +119,9 @@ struct aq_layernorm {
  */
 struct aq_layernorm_backward {
     uint64_t rows, C;
-    const float *dy, *x, *gamma, *mean, *rstd;
+    const void *x;
+    enum aq_element x_type;
+    const float *dy, *gamma, *mean, *rstd;
     float *dx, *dgamma, *dbeta;
     uint16_t *rounded;            /* or NULL */
     enum aq_element rounded_type; /* AQ_BF16 or AQ_F16 */
@@ -132,7 +136,9 @@ struct aq_rmsnorm {
     uint64_t rows, C;
     float epsilon;
     float plus; /* 0; 1 where a model keeps its weights so */
-    const float *x, *gamma;
+    const void *x;
+    enum aq_element x_type;
+    const float *gamma;
     const float *other; /* or NULL */
     void *y;
     enum aq_element y_type;
@@ -143,7 +149,9 @@ struct aq_rmsnorm {
 struct aq_rmsnorm_backward {
     uint64_t rows, C;
     float plus;
-    const float *dy, *x, *gamma, *rstd;
+    const void *x;
+    enum aq_element x_type;
+    const float *dy, *gamma, *rstd;
     float *dx, *dgamma;
     uint16_t *rounded;            /* or NULL */
     enum aq_element rounded_type; /* AQ_BF16 or AQ_F16 */
@@ -455,7 +463,7 @@ struct aq_unfold_backward {
 /*
  * x[row] = token_table[tokens[row]] + position_table[row % T] (NULL: none), then dropout; add: x[row] += that. tokens
  * are in range (checked by the caller). scale: rows of tokens times that, where there are no positions and nothing is
- * added to.
+ * added to. x is fp32, or bf16 if nothing is added to it: then each value is rounded once.
  */
 struct aq_embedding {
     uint64_t samples, T, C;
@@ -464,7 +472,8 @@ struct aq_embedding {
     const int32_t *tokens; /* device */
     const float *token_table, *position_table;
     float scale; /* 0: none */
-    float *x;
+    void *x;
+    enum aq_element x_type;
     struct aq_dropout dropout;
     const uint32_t *starts; /* or NULL: parts of samples, see above */
 };

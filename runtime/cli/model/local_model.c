@@ -155,7 +155,7 @@ enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size 
     aq_model_use_task(&local->model, size->task, size->labels);
     AQ_TRY(aq_model_config_check(&local->model));
     AQ_TRY(aq_asked_adapt(local->asked.adapter, &local->model));
-    struct aq_stage_config config = aq_asked_config(&local->model, local->asked.precision, size);
+    struct aq_stage_config config = aq_asked_config(&local->model, local->job, local->asked.precision, size);
     AQ_TRY(aq_device_open(&device, &local->device));
     local->stage_count = local->plan ? local->plan->stage_count : 1;
     for (uint32_t s = 0; s < local->stage_count; s++) {

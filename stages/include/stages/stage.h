@@ -11,6 +11,11 @@
  *   every kernel's result only on its operands (not on the number of threads). A head that is tied to the embedding
  *   needs the pipeline's help where a cut separates the two: see aq_stage_tied_floats.
  *
+ * The residual stream of a stage may be bf16 (config.residual_bf16): what a layer gives the next, and the sum behind
+ * the first branch of a block. Each sum is made in fp32 and rounded once, to nearest even. What comes in at a cut is
+ * rounded, too; what goes out is the rounded stream, as fp32. So P stages are one stage, bit for bit, as without it.
+ * The stream's gradient is fp32: it is one array per stage, not one per micro-batch, and its small sums would be lost.
+ *
  * Dropout, where a model has it, is applied inside the layers: the residual stream crosses a cut without it. (The
  * embedding's own dropout is part of layer 0.) It is off by default, and off in every evaluation: with it on, a
  * sample's activation changes from visit to visit by the masks too, which AQ-SGD's deltas then have to carry.
@@ -230,6 +235,9 @@ uint32_t aq_model_layers(const struct aq_model_config *model);
 /* Can it compute tokens without computing those before them again (aq_stage_config.extends)? False: *kind cannot. */
 bool aq_model_extends(const struct aq_model_config *model, const char **kind);
 
+/* Can its residual stream be bf16 (aq_stage_config.residual_bf16)? False: the reason is in text. */
+bool aq_model_residual_bf16(const struct aq_model_config *model, char *text, size_t bytes);
+
 /* "embedding", "block 3", "head": for plan and errors. */
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
 
@@ -389,6 +397,8 @@ struct aq_stage_config {
     uint32_t slots;                  /* micro-batches in flight                                         */
     uint32_t versions;               /* of parameters and gradients: 0 or 1, or 2 (aq_stage_use)        */
     enum aq_stage_precision precision;
+    bool residual_bf16;              /* the residual stream is bf16 inside the stage (aq_model_residual_bf16); only with
+                                        precision bf16. Cuts and gradients are fp32                  */
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
     bool split;                      /* aq_stage_weights has the other half of backward; not with recompute */

@@ -187,6 +187,7 @@ struct layer_kind {
     bool makes_ending;                /* of the layer below, in its backward                                        */
     bool extends;                     /* see below: forward knows run->first                                        */
     bool parts;                       /* forward and backward know run->starts, or tokens do not meet in it         */
+    bool bf16_stream;                 /* its input and output may be bf16 (config.residual_bf16): see layer_stream  */
     uint32_t fresh;                   /* bit k: its tensor k starts untrained, and trains with adapters             */
     uint32_t sites;                   /* dropout masks                                                              */
     uint32_t state_bytes, slot_bytes; /* of its structs on the host; at most LAYER_STRUCT_MAX                    */
@@ -204,15 +205,16 @@ struct layer_kind {
     enum aq_status (*check)(const struct layer *layer, const struct aq_stage_config *config,
                             const struct aq_batch *batch, uint32_t tokens_used);
     enum aq_status (*take)(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used);
-    enum aq_status (*forward)(const struct layer_run *run, const float *x, float *y);
+    /* x, y: fp32; of a layer that is `bf16_stream`, of layer_stream's type. */
+    enum aq_status (*forward)(const struct layer_run *run, const void *x, void *y);
     /*
      * dx written, not added to; in_place: dx is dy, and may hold anything afterwards where the layer does not pass a
      * gradient on. Else dx is NULL there. below: what to make for the layer below, or NULL. Called where layer_learns.
      */
-    enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
+    enum aq_status (*backward)(const struct layer_run *run, const void *x, const float *dy, float *dx,
                                const struct layer_ending *below);
     /* The weight half of a split backward: += . NULL: nothing. */
-    enum aq_status (*weights)(const struct layer_run *run, const float *x);
+    enum aq_status (*weights)(const struct layer_run *run, const void *x);
     void (*ending)(const struct layer_run *run, struct layer_ending *out);
     /* Last: adds what the stream has passed to *out; the output of one row of sample 0. */
     void (*count)(const struct layer_run *run, struct aq_stage_loss *out);
@@ -233,6 +235,12 @@ static inline enum aq_element stage_type(enum aq_stage_precision precision)
 static inline enum aq_element stage_compute(enum aq_stage_precision precision)
 {
     return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
+}
+
+/* The type of the residual stream: what one layer gives the next, inside a stage. Its gradient is fp32. */
+static inline enum aq_element layer_stream(const struct aq_stage_config *config)
+{
+    return config->residual_bf16 ? AQ_BF16 : AQ_F32;
 }
 
 /* layer_common.c: copies the first row of each sample of x to `first`; back: `first` to those rows of x. */

@@ -44,10 +44,10 @@ struct cpu_taps {
 
 struct cpu_rows {
     const char *name;
-    void (*layernorm)(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
-                      enum aq_element type, float *mean, float *rstd);
-    void (*layernorm_backward)(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
-                               float *dx, float *dgamma, float *dbeta);
+    void (*layernorm)(const void *x, enum aq_element x_type, const float *gamma, const float *beta, uint64_t n,
+                      float epsilon, void *y, enum aq_element type, float *mean, float *rstd);
+    void (*layernorm_backward)(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float mean,
+                               float rstd, uint64_t n, float *dx, float *dgamma, float *dbeta);
     void (*rmsnorm)(const void *x, enum aq_element x_type, const float *gamma, uint64_t n, float plus, float epsilon,
                     void *y, enum aq_element y_type, float *rstd);
     void (*rmsnorm_backward)(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float plus,

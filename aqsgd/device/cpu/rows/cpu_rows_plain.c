@@ -11,16 +11,19 @@ static float mask_factor(const struct cpu_mask *mask, uint64_t i)
     return aq_rng_u32(mask->key, mask->offset + i) >> 8 >= mask->threshold ? mask->factor : 0.0f;
 }
 
-static void layernorm(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
-                      enum aq_element type, float *mean_out, float *rstd_out)
+static void layernorm(const void *x, enum aq_element x_type, const float *gamma, const float *beta, uint64_t n,
+                      float epsilon, void *y, enum aq_element type, float *mean_out, float *rstd_out)
 {
     double sum = 0.0, sum2 = 0.0;
-    for (uint64_t i = 0; i < n; i++) sum += x[i];
+    for (uint64_t i = 0; i < n; i++) sum += cpu_load(x, x_type, i);
     const float mean = (float)(sum / (double)n);
-    for (uint64_t i = 0; i < n; i++) sum2 += (double)(x[i] - mean) * (x[i] - mean);
+    for (uint64_t i = 0; i < n; i++) {
+        const float d = cpu_load(x, x_type, i) - mean;
+        sum2 += (double)d * d;
+    }
     const float rstd = (float)(1.0 / sqrt(sum2 / (double)n + epsilon));
     for (uint64_t i = 0; i < n; i++)
-        cpu_store(y, type, i, (x[i] - mean) * rstd * gamma[i] + (beta ? beta[i] : 0.0f));
+        cpu_store(y, type, i, (cpu_load(x, x_type, i) - mean) * rstd * gamma[i] + (beta ? beta[i] : 0.0f));
     *mean_out = mean;
     *rstd_out = rstd;
 }
@@ -28,18 +31,18 @@ static void layernorm(const float *x, const float *gamma, const float *beta, uin
 /*
  * With h = (x - mean) rstd and g = dy gamma:  dx = rstd (g - mean(g) - h mean(g h)).
  */
-static void layernorm_backward(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
-                               float *dx, float *dgamma, float *dbeta)
+static void layernorm_backward(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float mean,
+                               float rstd, uint64_t n, float *dx, float *dgamma, float *dbeta)
 {
     double sum_g = 0.0, sum_gh = 0.0;
     for (uint64_t i = 0; i < n; i++) {
         const float g = dy[i] * gamma[i];
         sum_g += g;
-        sum_gh += (double)g * ((x[i] - mean) * rstd);
+        sum_gh += (double)g * ((cpu_load(x, x_type, i) - mean) * rstd);
     }
     const float mean_g = (float)(sum_g / (double)n), mean_gh = (float)(sum_gh / (double)n);
     for (uint64_t i = 0; i < n; i++) {
-        const float h = (x[i] - mean) * rstd;
+        const float h = (cpu_load(x, x_type, i) - mean) * rstd;
         dgamma[i] += dy[i] * h;
         dbeta[i] += dy[i];
         dx[i] += rstd * (dy[i] * gamma[i] - mean_g - h * mean_gh);
@@ -163,7 +166,7 @@ static void finish(enum aq_matmul_after after, uint64_t n, const float *sums, co
             cpu_store(c, type, i, sum * gelu_slope(cpu_load(other, type, i)));
             break;
         case AQ_AFTER_RESIDUAL:
-            ((float *)c)[i] = ((const float *)other)[i] + sum * mask_factor(mask, i);
+            cpu_store(c, type, i, cpu_load(other, type, i) + sum * mask_factor(mask, i));
             break;
         }
     }

@@ -61,26 +61,29 @@ static void mask_factors(const struct cpu_mask *mask, uint64_t offset, uint64_t 
     }
 }
 
-static void layernorm(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
-                      enum aq_element type, float *mean_out, float *rstd_out)
+static void layernorm(const void *x, enum aq_element x_type, const float *gamma, const float *beta, uint64_t n,
+                      float epsilon, void *y, enum aq_element type, float *mean_out, float *rstd_out)
 {
     vf sum = v_set(0.0f), sum2 = v_set(0.0f);
-    EACH(i, n) sum = v_add(sum, v_load(x + i, n - i));
+    EACH(i, n) sum = v_add(sum, v_load_as(x, x_type, i, n - i));
     const float mean = (float)(v_sum_double(sum) / (double)n);
     const vf middle = v_set(mean);
     const uint64_t whole = n / LANES * LANES;
     EACH(i, whole)
     {
-        const vf d = v_sub(v_load(x + i, LANES), middle);
+        const vf d = v_sub(v_load_as(x, x_type, i, LANES), middle);
         sum2 = v_fma(d, d, sum2);
     }
     double spread = v_sum_double(sum2);
-    for (uint64_t i = whole; i < n; i++) spread += (double)(x[i] - mean) * (x[i] - mean);
+    for (uint64_t i = whole; i < n; i++) {
+        const float d = cpu_load(x, x_type, i) - mean;
+        spread += (double)d * d;
+    }
     const float rstd = (float)(1.0 / sqrt(spread / (double)n + epsilon));
     const vf factor = v_set(rstd);
     EACH(i, n)
     {
-        const vf h = v_mul(v_sub(v_load(x + i, n - i), middle), factor);
+        const vf h = v_mul(v_sub(v_load_as(x, x_type, i, n - i), middle), factor);
         const vf moved = beta ? v_load(beta + i, n - i) : v_set(0.0f);
         v_store_as(y, type, i, v_fma(h, v_load(gamma + i, n - i), moved), n - i);
     }
@@ -88,8 +91,8 @@ static void layernorm(const float *x, const float *gamma, const float *beta, uin
     *rstd_out = rstd;
 }
 
-static void layernorm_backward(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
-                               float *dx, float *dgamma, float *dbeta)
+static void layernorm_backward(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float mean,
+                               float rstd, uint64_t n, float *dx, float *dgamma, float *dbeta)
 {
     vf sum_g = v_set(0.0f), sum_gh = v_set(0.0f);
     const vf middle = v_set(mean), factor = v_set(rstd);
@@ -97,7 +100,7 @@ static void layernorm_backward(const float *dy, const float *x, const float *gam
     {
         /* beyond n, g is 0 and adds nothing */
         const vf g = v_mul(v_load(dy + i, n - i), v_load(gamma + i, n - i));
-        const vf h = v_mul(v_sub(v_load(x + i, n - i), middle), factor);
+        const vf h = v_mul(v_sub(v_load_as(x, x_type, i, n - i), middle), factor);
         sum_g = v_add(sum_g, g);
         sum_gh = v_fma(g, h, sum_gh);
     }
@@ -106,7 +109,7 @@ static void layernorm_backward(const float *dy, const float *x, const float *gam
     EACH(i, n)
     {
         const uint64_t left = n - i;
-        const vf d = v_load(dy + i, left), h = v_mul(v_sub(v_load(x + i, left), middle), factor);
+        const vf d = v_load(dy + i, left), h = v_mul(v_sub(v_load_as(x, x_type, i, left), middle), factor);
         v_store(dgamma + i, v_fma(d, h, v_load(dgamma + i, left)), left);
         v_store(dbeta + i, v_add(d, v_load(dbeta + i, left)), left);
         const vf g = v_sub(v_fma(d, v_load(gamma + i, left), v_sub(v_set(0.0f), mean_g)), v_mul(h, mean_gh));
@@ -294,8 +297,8 @@ static void gated_backward(enum aq_gate gate, uint64_t n, const void *g, const v
     }
 }
 
-static void finish_residual(uint64_t n, const float *sums, const float *bias, float *c, const float *other,
-                            const struct cpu_mask *mask)
+static void finish_residual(uint64_t n, const float *sums, const float *bias, void *c, enum aq_element type,
+                            const void *other, const struct cpu_mask *mask)
 {
     float factors[MASK_CHUNK];
     for (uint64_t first = 0; first < n; first += MASK_CHUNK) {
@@ -307,7 +310,7 @@ static void finish_residual(uint64_t n, const float *sums, const float *bias, fl
             vf sum = v_load(sums + i, left);
             if (bias) sum = v_add(sum, v_load(bias + i, left));
             if (mask->key) sum = v_mul(sum, v_load(factors + k, left));
-            v_store(c + i, v_add(v_load(other + i, left), sum), left);
+            v_store_as(c, type, i, v_add(v_load_as(other, type, i, left), sum), left);
         }
     }
 }
@@ -316,7 +319,7 @@ static void finish(enum aq_matmul_after after, uint64_t n, const float *sums, co
                    enum aq_element type, void *other, const struct cpu_mask *mask)
 {
     if (after == AQ_AFTER_RESIDUAL) {
-        finish_residual(n, sums, bias, c, other, mask);
+        finish_residual(n, sums, bias, c, type, other, mask);
         return;
     }
     EACH(i, n)

@@ -12,8 +12,8 @@ static void rmsnorm_piece(struct cpu_device *cpu, const struct aq_rmsnorm *args,
 {
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
         void *y = cpu_at_w(args->y, args->y_type, r * args->C);
-        cpu->rows->rmsnorm(args->x + r * args->C, AQ_F32, args->gamma, args->C, args->plus, args->epsilon, y,
-                           args->y_type, args->rstd + r);
+        cpu->rows->rmsnorm(cpu_at(args->x, args->x_type, r * args->C), args->x_type, args->gamma, args->C, args->plus,
+                           args->epsilon, y, args->y_type, args->rstd + r);
         if (args->other) cpu->rows->add(y, args->other + r * args->C, AQ_F32, args->C);
     }
 }
@@ -28,8 +28,8 @@ static void rmsnorm_backward_piece(struct cpu_device *cpu, const struct aq_rmsno
     memset(dgamma, 0, C * sizeof *dgamma);
     for (uint64_t r = piece * group; r < end_of(piece, args->rows, group); r++) {
         float *dx = args->dx + r * C;
-        cpu->rows->rmsnorm_backward(args->dy + r * C, args->x + r * C, AQ_F32, args->gamma, args->plus, args->rstd[r],
-                                    C, dx, dgamma);
+        cpu->rows->rmsnorm_backward(args->dy + r * C, cpu_at(args->x, args->x_type, r * C), args->x_type, args->gamma,
+                                    args->plus, args->rstd[r], C, dx, dgamma);
         if (args->rounded) cpu->rows->scale(dx, C, 1.0f, args->rounded + r * C, args->rounded_type);
     }
 }

@@ -13,12 +13,13 @@ constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
 
 /* ---- RMS norm. */
 
-template <typename Y, int W> static __global__ void __launch_bounds__(THREADS) rmsnorm(struct aq_rmsnorm args)
+template <typename X, typename Y, int W>
+static __global__ void __launch_bounds__(THREADS) rmsnorm(struct aq_rmsnorm args)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * WARPS + threadIdx.x / 32, C = args.C;
     const unsigned lane = threadIdx.x % 32;
     if (row >= args.rows) return;
-    const float *x = args.x + row * C;
+    const X *x = static_cast<const X *>(args.x) + row * C;
     Y *y = static_cast<Y *>(args.y) + row * C;
     float values[W], gamma[W], sum2 = 0.0f;
     for (uint64_t c = lane * W; c < C; c += 32 * W) {
@@ -42,19 +43,23 @@ template <typename Y, int W> static __global__ void __launch_bounds__(THREADS) r
     if (lane == 0) args.rstd[row] = rstd;
 }
 
-template <typename Y> static enum aq_status rmsnorm_typed(const struct aq_rmsnorm *args, cudaStream_t stream)
+template <typename X, typename Y>
+static enum aq_status rmsnorm_typed(const struct aq_rmsnorm *args, cudaStream_t stream)
 {
     const dim3 grid = aq_blocks(args->rows, WARPS);
-    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->gamma, AQ_F32) &&
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, args->x_type) && aq_fours(args->gamma, AQ_F32) &&
                        aq_fours(args->y, args->y_type) && aq_fours(args->other, AQ_F32);
-    if (fours) return AQ_LAUNCH((rmsnorm<Y, 4>), grid, THREADS, 0, stream, *args);
-    return AQ_LAUNCH((rmsnorm<Y, 1>), grid, THREADS, 0, stream, *args);
+    if (fours) return AQ_LAUNCH((rmsnorm<X, Y, 4>), grid, THREADS, 0, stream, *args);
+    return AQ_LAUNCH((rmsnorm<X, Y, 1>), grid, THREADS, 0, stream, *args);
 }
 
 enum aq_status aq_cuda_rmsnorm(const struct aq_rmsnorm *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    return aq_by_type(args->y_type, [&](auto t) { return rmsnorm_typed<decltype(t)>(args, stream); });
+    return aq_by_type(args->y_type, [&](auto t) {
+        return args->x_type == AQ_BF16 ? rmsnorm_typed<uint16_t, decltype(t)>(args, stream)
+                                       : rmsnorm_typed<float, decltype(t)>(args, stream);
+    });
 }
 
 /*

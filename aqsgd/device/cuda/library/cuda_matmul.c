@@ -39,7 +39,7 @@ static enum aq_status operand(const struct aq_stream *stream, uint32_t part, enu
 
 /*
  * Sums that go to 16 bits of another kind than the operands' pass through the scratch, as many rows at a time as it
- * holds.
+ * holds; so do those that a residual of 16 bits is added to, if the product cannot add it: they are rounded once.
  */
 static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                      const struct aq_stream *stream)
@@ -72,7 +72,7 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
                                        .c = cuda_part(stream, 0)};
         AQ_TRY(cuda_plan_of(cuda->matmul, &sums, want, stream, &plan));
         AQ_TRY(cuda_plan_run(cuda->matmul, plan, &sums, stream));
-        AQ_TRY(aq_cuda_matmul_finish(&end, sums.c, AQ_F32, sums.c_stride, stream->at));
+        AQ_TRY(aq_cuda_matmul_finish(&end, sums.c, AQ_F32, sums.c_stride, first, stream->at));
     }
     return cuda_check(cuda, stream, "product");
 }
@@ -97,15 +97,17 @@ enum aq_status cuda_plan_finish(const struct cuda_plan *plan, const struct aq_ma
 {
     if (args->sums_a || args->sums_b) return sums_add(args, plan->fused, (enum aq_element)plan->key.in_type, stream);
     if (plan->fused) return AQ_OK;
-    return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
+    return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, 0, stream->at);
 }
 
 static enum aq_status product_whole(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                     const struct aq_stream *stream)
 {
+    const bool once = cuda_rounds_once(args);
     struct cuda_plan *plan;
     AQ_TRY(cuda_plan_of(cuda->matmul, args, want, stream, &plan));
-    AQ_TRY(cuda_plan_run(cuda->matmul, plan, args, stream));
+    if (plan->fused || !once) AQ_TRY(cuda_plan_run(cuda->matmul, plan, args, stream));
+    if (!plan->fused && once) return product_detour(cuda, args, want, stream);
     return cuda_plan_finish(plan, args, stream);
 }
 

@@ -59,6 +59,12 @@ struct cuda_matmul {
 enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *args, enum aq_element in_type,
                             const struct aq_stream *stream, struct cuda_plan **out);
 
+/* A residual of 16 bits: a product that cannot add it leaves fp32 sums, so that the result is rounded once. */
+static inline bool cuda_rounds_once(const struct aq_matmul *args)
+{
+    return args->after == AQ_AFTER_RESIDUAL && args->c_type != AQ_F32;
+}
+
 /* The sums over k of an operand that a product writes, which are then to be added: in part 1 of the scratch. */
 static inline float *cuda_plan_sums(const struct aq_stream *stream)
 {

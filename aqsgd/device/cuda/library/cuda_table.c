@@ -207,7 +207,8 @@ static bool time_all(struct cuda_matmul *matmul, struct cuda_plan *plan, const s
 
 /*
  * The same with the ending in the product and after it; the plan becomes the faster one. The ending stays in the
- * product unless it is slower by more than the clock's error. *timed false: no choice was made.
+ * product unless it is slower by more than the clock's error, or would be rounded twice after it. *timed false: no
+ * choice was made.
  */
 static enum aq_status time_both(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
                                 const struct aq_stream *stream, double *us, double *first_us, bool *timed)
@@ -215,7 +216,7 @@ static enum aq_status time_both(struct cuda_matmul *matmul, struct cuda_plan *pl
     double apart = 1e30, ignored;
     *timed = time_all(matmul, plan, args, stream, us, first_us);
     const uint32_t at = plan->at;
-    if (!*timed || !plan->fused) return AQ_OK;
+    if (!*timed || !plan->fused || cuda_rounds_once(args)) return AQ_OK;
     const bool unfused = cuda_plan_unfuse(matmul, plan);
     if (plan->fused) return AQ_OK; /* it has no ending */
     if (unfused && time_all(matmul, plan, args, stream, &apart, &ignored) && apart < TABLE_GAIN * *us) {
