@@ -45,6 +45,7 @@ aq_test_objects(test_pair_ipc aq_nccl_on_host)
 target_link_libraries(test_pair_ipc PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_cuda_device LIBS codec_common LABELS quick)
+aq_cuda_on_host_test(test_cuda_cudnn LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_vocabulary LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_lock LABELS quick)
 aq_cuda_on_host_test(test_cuda_gpus LIBS codec_common LABELS quick)
