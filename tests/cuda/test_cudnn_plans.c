@@ -115,7 +115,7 @@ static void test_each_convolution_has_a_deterministic_algorithm(void **state)
                                     .type = types[s / 3 % 4]};
             char text[128];
             memcpy(&key.conv, shapes[s / 12].sizes, sizeof key.conv);
-            if (aq_element_bytes(key.type) == 2 && key.conv.C % 4 && key.operation != CUDNN_CONV) continue;
+            if (aq_element_bytes(key.type) == 2 && key.conv.C % 2 && key.operation != CUDNN_CONV) continue;
             snprintf(text, sizeof text, "operation %zu of %llu x %llu, %llu to %llu channels, K %llu, stride %llu, type %u",
                      s % 3, (unsigned long long)key.conv.height, (unsigned long long)key.conv.width,
                      (unsigned long long)key.conv.C, (unsigned long long)key.conv.N, (unsigned long long)key.conv.K,
