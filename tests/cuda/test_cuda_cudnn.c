@@ -173,9 +173,9 @@ static void convolve_both(const struct aq_conv_shape *shape, uint64_t conv_bytes
 static void test_convolutions_by_cudnn_are_the_house_s(void **state)
 {
     (void)state;
-    static const struct aq_conv_shape shapes[] = {
-        {2, 11, 17, 12, 20, 3, 1, AQ_F32}, {5, 9, 7, 12, 20, 3, 2, AQ_F32}, {2, 6, 5, 1, 3, 5, 3, AQ_F32},
-        {4, 6, 5, 16, 8, 1, 1, AQ_F32},    {3, 8, 8, 8, 16, 1, 2, AQ_F32},  {2, 3, 2, 3, 5, 7, 2, AQ_F32}};
+    static const struct aq_conv_shape shapes[] = {{2, 11, 17, 12, 20, 3, 1, AQ_F32}, {5, 9, 7, 12, 20, 3, 2, AQ_F32},
+                                                  {2, 6, 5, 1, 3, 5, 3, AQ_F32},     {4, 6, 5, 16, 8, 1, 1, AQ_F32},
+                                                  {3, 8, 8, 8, 16, 1, 2, AQ_F32},    {2, 3, 2, 3, 5, 7, 2, AQ_F32}};
     static const enum aq_element computes[] = {AQ_F32, AQ_TF32, AQ_BF16, AQ_F16};
     for (size_t i = 0; i < 4 * sizeof shapes / sizeof shapes[0]; i++) {
         struct aq_conv_shape shape = shapes[i / 4];
@@ -198,7 +198,7 @@ static void test_pieces_of_a_batch_are_the_whole(void **state)
     quiet_end();
 }
 
-/* Where it has no algorithm, or needs more to work in than there is, the project's kernels do it and the log says so. */
+/* Where it has no algorithm, or too little room to work in, the kernels of the project do it and the log says so. */
 static void test_a_convolution_that_cudnn_cannot_do_is_the_house_s(void **state)
 {
     (void)state;

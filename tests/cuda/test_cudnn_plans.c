@@ -73,11 +73,11 @@ static void test_each_shape_has_a_deterministic_algorithm(void **state)
 {
     (void)state;
     static const struct cudnn_key shapes[] = {
-        {.type = AQ_BF16, .attention = {16, 1024, 12, 12, 64, 0, 0}},  /* GPT-2 124M */
-        {.type = AQ_BF16, .attention = {4, 1024, 25, 25, 64, 0, 0}},   /* GPT-2 1.5B */
-        {.type = AQ_F16, .attention = {2, 2048, 16, 8, 128, 0, 0}},    /* Qwen3 0.6B */
-        {.type = AQ_BF16, .attention = {2, 1000, 9, 3, 64, 0, 0}},     /* SmolLM2 135M, an odd length */
-        {.type = AQ_BF16, .attention = {2, 512, 8, 4, 128, 128, 0}}};  /* a window */
+        {.type = AQ_BF16, .attention = {16, 1024, 12, 12, 64, 0, 0}}, /* GPT-2 124M */
+        {.type = AQ_BF16, .attention = {4, 1024, 25, 25, 64, 0, 0}},  /* GPT-2 1.5B */
+        {.type = AQ_F16, .attention = {2, 2048, 16, 8, 128, 0, 0}},   /* Qwen3 0.6B */
+        {.type = AQ_BF16, .attention = {2, 1000, 9, 3, 64, 0, 0}},    /* SmolLM2 135M, an odd length */
+        {.type = AQ_BF16, .attention = {2, 512, 8, 4, 128, 128, 0}}}; /* a window */
     for (size_t g = 0; g < sizeof gpus / sizeof gpus[0]; g++) {
         cudnnBackendDescriptor_t gpu = gpu_of(gpus[g][0], gpus[g][1], gpus[g][2]);
         for (size_t s = 0; s < 2 * sizeof shapes / sizeof shapes[0]; s++) {
@@ -103,8 +103,9 @@ static void test_each_convolution_has_a_deterministic_algorithm(void **state)
     static const struct {
         uint64_t sizes[7]; /* samples, height, width, C, N, K, stride */
         uint16_t alignment;
-    } shapes[] = {{{16, 56, 56, 64, 64, 3, 1}, 16},  {{16, 56, 56, 64, 128, 3, 2}, 16}, {{16, 56, 56, 64, 128, 1, 2}, 16},
-                  {{16, 14, 14, 256, 64, 1, 1}, 16}, {{16, 32, 32, 3, 64, 3, 1}, 16},   {{2, 224, 224, 3, 64, 7, 2}, 16},
+    } shapes[] = {{{16, 56, 56, 64, 64, 3, 1}, 16},  {{16, 56, 56, 64, 128, 3, 2}, 16},
+                  {{16, 56, 56, 64, 128, 1, 2}, 16}, {{16, 14, 14, 256, 64, 1, 1}, 16},
+                  {{16, 32, 32, 3, 64, 3, 1}, 16},   {{2, 224, 224, 3, 64, 7, 2}, 16},
                   {{3, 33, 29, 5, 7, 3, 2}, 4},      {{16, 56, 56, 60, 120, 3, 1}, 16}};
     static const uint32_t types[] = {AQ_F32, AQ_TF32, AQ_BF16, AQ_F16};
     for (size_t g = 0; g < sizeof gpus / sizeof gpus[0]; g++) {
@@ -116,8 +117,9 @@ static void test_each_convolution_has_a_deterministic_algorithm(void **state)
             char text[128];
             memcpy(&key.conv, shapes[s / 12].sizes, sizeof key.conv);
             if (aq_element_bytes(key.type) == 2 && key.conv.C % 2 && key.operation != CUDNN_CONV) continue;
-            snprintf(text, sizeof text, "operation %zu of %llu x %llu, %llu to %llu channels, K %llu, stride %llu, type %u",
-                     s % 3, (unsigned long long)key.conv.height, (unsigned long long)key.conv.width,
+            snprintf(text, sizeof text,
+                     "operation %zu of %llu x %llu, %llu to %llu channels, K %llu, stride %llu, type %u", s % 3,
+                     (unsigned long long)key.conv.height, (unsigned long long)key.conv.width,
                      (unsigned long long)key.conv.C, (unsigned long long)key.conv.N, (unsigned long long)key.conv.K,
                      (unsigned long long)key.conv.stride, key.type);
             has_an_algorithm(&key, gpus[g][0], gpu, CUDA_WORKSPACE_BYTES, text);

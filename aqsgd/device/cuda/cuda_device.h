@@ -150,8 +150,8 @@ extern const struct aq_codec_launchers aq_codec_launchers_cuda;
 extern const struct aq_grad_launchers aq_grad_launchers_cuda;
 
 /*
- * cuda_conv_product.c. Rows of a convolution's piece: as many as fit its scratch, evenly shared among the pieces. 0: one
- * does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
+ * cuda_conv_product.c. Rows of a convolution's piece: as many as fit its scratch, evenly shared among the pieces.
+ * 0: one does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
  */
 uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round);
 

@@ -585,8 +585,7 @@ static int conv_run(void *context)
         for (at[1] = 0; at[1] < out[1]; at[1]++)
             for (at[2] = 0; at[2] < out[2]; at[2]++)
                 for (at[3] = 0; at[3] < out[3]; at[3]++, sum++) {
-                    const double before =
-                        x->beta == 0 ? 0 : (double)x->beta * load(result, at[0], at[1], at[2], at[3]);
+                    const double before = x->beta == 0 ? 0 : (double)x->beta * load(result, at[0], at[1], at[2], at[3]);
                     store(result, at[0], at[1], at[2], at[3], (double)x->alpha * *sum + before);
                 }
     free(sums);

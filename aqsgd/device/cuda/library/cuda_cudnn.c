@@ -15,7 +15,7 @@ struct cuda_cudnn {
     struct cudnn_calls calls;
     cudnnHandle_t handle;
     bool attends, convolves; /* what it was asked for */
-    uint32_t next; /* the plan that goes where a further one comes */
+    uint32_t next;           /* the plan that goes where a further one comes */
     struct cudnn_plan plans[CUDNN_PLANS_MAX];
 };
 
@@ -104,8 +104,8 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn)
 void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t bytes)
 {
     const size_t used = strlen(text);
-    snprintf(text + used, bytes - used, ", cuDNN %zu%s%s", cudnn->calls.cudnnGetVersion(),
-             cudnn->convolves ? ": " : "", cudnn->convolves ? work_of(cudnn) : "");
+    snprintf(text + used, bytes - used, ", cuDNN %zu%s%s", cudnn->calls.cudnnGetVersion(), cudnn->convolves ? ": " : "",
+             cudnn->convolves ? work_of(cudnn) : "");
 }
 
 bool cudnn_attends(const struct cuda_cudnn *cudnn)

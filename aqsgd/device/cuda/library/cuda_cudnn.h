@@ -8,8 +8,9 @@
  * cannot do as required (attention in fp32, with dropout, of parts of samples, gradients in fp32; and any shape without
  * an algorithm that cuDNN itself calls deterministic), and the log has one line about it for each shape.
  *
- * Map: cuda_cudnn.c the library, the plans that were made, and a call; cuda_cudnn_plan.c the descriptors that all graphs
- * have, and the algorithm for a graph; cuda_cudnn_attention.c and cuda_cudnn_conv.c one graph each, with its addresses.
+ * Map: cuda_cudnn.c the library, the plans that were made, and a call; cuda_cudnn_plan.c the descriptors that all
+ * graphs have, and the algorithm for a graph; cuda_cudnn_attention.c and cuda_cudnn_conv.c one graph each, with its
+ * addresses.
  *
  * Locking: none; calls of one device's `struct cuda_cudnn` come from one thread at a time, as those of its products.
  */
@@ -21,7 +22,7 @@
 #include "cuda_device.h"
 
 enum {
-    CUDNN_PLANS_MAX = 256, /* shapes of a process: ResNet-50 has 23 of 3 operations, and again with a last micro-batch */
+    CUDNN_PLANS_MAX = 512,       /* ResNet-50: 23 shapes, 3 operations, twice in pieces and with a last micro-batch */
     CUDNN_DESCRIPTORS_MAX = 192, /* of a plan: 30, and up to four for each algorithm that is tried */
     CUDNN_CONFIGS_MAX = 16,      /* algorithms that are asked for, of each kind of heuristics */
     CUDNN_VERSION_MIN = 92100    /* attention with a mask as one operation of its graph */
@@ -112,8 +113,9 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
                                     const struct aq_stream *stream, bool *done);
 
 /*
- * The same of a convolution. Results differ from those of cuda_conv_product.c in the order of sums only: operands are rounded alike, sums and results are fp32.
- * Scratch: x in part 0, weights in part 1, dy in part 2, each only where it is rounded or stored in another order.
+ * The same of a convolution. Results differ from those of cuda_conv_product.c in the order of sums only: operands are
+ * rounded alike, sums and results are fp32. Scratch: x in part 0, weights in part 1, dy in part 2, each only where it
+ * is rounded or stored in another order.
  */
 enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, const struct aq_stream *stream,
                                bool *done);

@@ -35,7 +35,8 @@ static cudnnBackendDescriptor_t scalar(struct cudnn_plan *plan, int64_t uid, cud
 
 static cudnnBackendDescriptor_t scores(struct cudnn_plan *plan, int64_t uid)
 {
-    const int64_t B = (int64_t)plan->key.attention.samples, H = (int64_t)plan->key.attention.H, T = (int64_t)plan->key.attention.T;
+    const int64_t B = (int64_t)plan->key.attention.samples, H = (int64_t)plan->key.attention.H,
+                  T = (int64_t)plan->key.attention.T;
     const struct cudnn_shape shape = {{B, H, T, T}, {H * T * T, T * T, T, 1}};
     return cudnn_tensor(plan, uid, CUDNN_DATA_FLOAT, &shape, CUDNN_NOWHERE);
 }
@@ -49,7 +50,8 @@ static cudnnBackendDescriptor_t band(struct cudnn_plan *plan, cudnnBackendDescri
     cudnn_join(plan, made, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC, y);
     cudnn_join(plan, made, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC, fill);
     if (window) cudnn_join(plan, made, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC, window);
-    cudnn_set(plan, made, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &keeps);
+    cudnn_set(plan, made, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, CUDNN_TYPE_POINTWISE_MODE, 1,
+              &keeps);
     cudnn_finish(plan, made, "a mask");
     return made;
 }
@@ -77,23 +79,25 @@ struct attention_part {
     enum { OF_QUERIES, OF_KEYS, OF_OUT, OF_LSE } kind;
 };
 
-static void attention_join(struct cudnn_plan *plan, cudnnBackendDescriptor_t operation, const struct attention_part *part)
+static void attention_join(struct cudnn_plan *plan, cudnnBackendDescriptor_t operation,
+                           const struct attention_part *part)
 {
-    const int64_t B = (int64_t)plan->key.attention.samples, H = (int64_t)plan->key.attention.H, K = (int64_t)plan->key.attention.kv_heads;
+    const int64_t B = (int64_t)plan->key.attention.samples, H = (int64_t)plan->key.attention.H,
+                  K = (int64_t)plan->key.attention.kv_heads;
     const int64_t T = (int64_t)plan->key.attention.T, D = (int64_t)plan->key.attention.D, row = (H + 2 * K) * D;
     const struct cudnn_shape shapes[] = {{{B, H, T, D}, {T * row, D, row, 1}},
-                                   {{B, K, T, D}, {T * row, D, row, 1}},
-                                   {{B, H, T, D}, {T * H * D, D, H * D, 1}},
-                                   {{B, H, T, 1}, {H * T, T, 1, 1}}};
+                                         {{B, K, T, D}, {T * row, D, row, 1}},
+                                         {{B, H, T, D}, {T * H * D, D, H * D, 1}},
+                                         {{B, H, T, 1}, {H * T, T, 1, 1}}};
     const cudnnDataType_t type = part->kind == OF_LSE ? CUDNN_DATA_FLOAT : cudnn_type(plan->key.type);
     cudnn_join(plan, operation, part->name, cudnn_tensor(plan, part->uid, type, &shapes[part->kind], CUDNN_ON_DEVICE));
 }
 
 static const struct attention_part parts_forward[] = {{CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, UID_Q, OF_QUERIES},
-                                            {CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, UID_K, OF_KEYS},
-                                            {CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, UID_V, OF_KEYS},
-                                            {CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, UID_O, OF_OUT},
-                                            {CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC, UID_LSE, OF_LSE}};
+                                                      {CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, UID_K, OF_KEYS},
+                                                      {CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, UID_V, OF_KEYS},
+                                                      {CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, UID_O, OF_OUT},
+                                                      {CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC, UID_LSE, OF_LSE}};
 
 static const struct attention_part parts_backward[] = {
     {CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, UID_Q, OF_QUERIES},   {CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, UID_K, OF_KEYS},
@@ -110,20 +114,23 @@ cudnnBackendDescriptor_t cudnn_attention_graph(struct cudnn_plan *plan, cudnnHan
     const int64_t first = UID_SCORES;
     int64_t last = first;
     cudnnBackendDescriptor_t operation = cudnn_create(plan, backward ? CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR
-                                                               : CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+                                                                     : CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
     for (size_t i = 0; i < count; i++)
         attention_join(plan, operation, &parts[i]);
-    cudnn_join(plan, operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC : CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC,
-         scalar(plan, UID_SCALE, CUDNN_DATA_FLOAT));
-    cudnn_join(plan, operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
-         mask(plan, &last));
+    cudnn_join(plan, operation,
+               backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC : CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC,
+               scalar(plan, UID_SCALE, CUDNN_DATA_FLOAT));
+    cudnn_join(plan, operation,
+               backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
+               mask(plan, &last));
     cudnn_set(plan, operation,
-        backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID,
-        CUDNN_TYPE_INT64, 1, &first);
+              backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID
+                       : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID,
+              CUDNN_TYPE_INT64, 1, &first);
     cudnn_set(plan, operation,
-        backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID
-                 : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID,
-        CUDNN_TYPE_INT64, 1, &last);
+              backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID
+                       : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID,
+              CUDNN_TYPE_INT64, 1, &last);
     cudnn_finish(plan, operation, "attention");
     return cudnn_graph(plan, 1, &operation, handle, "attention's graph");
 }
@@ -138,8 +145,7 @@ static bool attention_fits(const struct aq_attention *args, bool backward)
         (backward ? (uintptr_t)args->dout | (uintptr_t)args->dqkv_rounded | (uintptr_t)args->dqkv : 0);
     return aq_element_bytes(args->type) == 2 && !(args->dropout.probability > 0.0f) && !args->starts && !args->both &&
            args->cap == 0.0f && args->D % (CUDNN_ALIGNMENT / 2) == 0 && any % CUDNN_ALIGNMENT == 0 &&
-           args->T < 1u << 31 &&
-           (!backward || args->dqkv_rounded);
+           args->T < 1u << 31 && (!backward || args->dqkv_rounded);
 }
 
 /* The three parts of a row of qkv, or of its gradient. */
@@ -154,10 +160,10 @@ static void put_rows(struct cudnn_addresses *addresses, const struct aq_attentio
 static void attention_text(const struct cudnn_key *key, char *text, size_t bytes)
 {
     snprintf(text, bytes, "attention%s of %llu x %llu tokens, %llu heads (%llu of keys) of %llu, window %llu",
-             key->operation == CUDNN_ATTENTION_BACKWARD ? " backward" : "",
-             (unsigned long long)key->attention.samples, (unsigned long long)key->attention.T,
-             (unsigned long long)key->attention.H, (unsigned long long)key->attention.kv_heads,
-             (unsigned long long)key->attention.D, (unsigned long long)key->attention.window);
+             key->operation == CUDNN_ATTENTION_BACKWARD ? " backward" : "", (unsigned long long)key->attention.samples,
+             (unsigned long long)key->attention.T, (unsigned long long)key->attention.H,
+             (unsigned long long)key->attention.kv_heads, (unsigned long long)key->attention.D,
+             (unsigned long long)key->attention.window);
 }
 
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,

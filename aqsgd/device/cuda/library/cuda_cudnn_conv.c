@@ -125,9 +125,9 @@ cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t
     cudnn_set(plan, operations[0], form->beta, CUDNN_TYPE_FLOAT, 1, &zero);
     cudnn_finish(plan, operations[0], form->text);
     if (copies)
-        operations[1] = identity(plan, tensors[form->result],
-                                 cudnn_tensor(plan, CONV_UID_X + form->result, CUDNN_DATA_FLOAT,
-                                              &shapes[form->result], CUDNN_ON_DEVICE));
+        operations[1] = identity(
+            plan, tensors[form->result],
+            cudnn_tensor(plan, CONV_UID_X + form->result, CUDNN_DATA_FLOAT, &shapes[form->result], CUDNN_ON_DEVICE));
     return cudnn_graph(plan, copies ? 2 : 1, operations, handle, "a convolution's graph");
 }
 
@@ -180,17 +180,15 @@ static const struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t
     const uintptr_t any = (uintptr_t)call->x | (uintptr_t)call->y; /* w and its gradient are in scratch */
     const bool pieces = call->most && call->most < s->samples;
     const bool even = !pieces || (call->in % 4 == 0 && call->out % 4 == 0);
-    const struct cudnn_key key = {
-        .operation = call->operation,
-        .alignment = even && any % CUDNN_ALIGNMENT == 0 ? CUDNN_ALIGNMENT : sizeof(float),
-        .type = s->compute,
-        .conv = {samples, s->height, s->width, s->C, s->N, s->K, s->stride}};
+    const struct cudnn_key key = {.operation = call->operation,
+                                  .alignment = even && any % CUDNN_ALIGNMENT == 0 ? CUDNN_ALIGNMENT : sizeof(float),
+                                  .type = s->compute,
+                                  .conv = {samples, s->height, s->width, s->C, s->N, s->K, s->stride}};
     char text[CUDA_TEXT_BYTES];
     snprintf(text, sizeof text, "%s, %llu images of %llu x %llu, %llu to %llu channels, %llu x %llu, stride %llu",
-             conv_forms[call->operation - CUDNN_CONV].text, (unsigned long long)samples,
-             (unsigned long long)s->height, (unsigned long long)s->width, (unsigned long long)s->C,
-             (unsigned long long)s->N, (unsigned long long)s->K, (unsigned long long)s->K,
-             (unsigned long long)s->stride);
+             conv_forms[call->operation - CUDNN_CONV].text, (unsigned long long)samples, (unsigned long long)s->height,
+             (unsigned long long)s->width, (unsigned long long)s->C, (unsigned long long)s->N, (unsigned long long)s->K,
+             (unsigned long long)s->K, (unsigned long long)s->stride);
     return cudnn_plan_of(call->cuda->cudnn, &key, CUDA_WORKSPACE_BYTES, text, conv_obstacle(call));
 }
 
@@ -246,8 +244,8 @@ static enum aq_status conv_run(const struct conv_call *call, bool *done)
     if (rest && !last->plan) return AQ_OK;
     if (call->operation != CUDNN_CONV_WEIGHTS) AQ_TRY(conv_weights_in(call, &w));
     for (uint64_t first = 0; first < samples; first += most)
-        AQ_TRY(conv_piece(call, first + most <= samples ? plan : last, first,
-                          first + most <= samples ? most : rest, w));
+        AQ_TRY(
+            conv_piece(call, first + most <= samples ? plan : last, first, first + most <= samples ? most : rest, w));
     *done = true;
     return AQ_OK;
 }
