@@ -364,6 +364,13 @@ def scenario_images_gpu():
             check(abs(a - b) < limit * abs(b), f"{name}: losses {losses(name)}, on the CPU {losses('cpu')}")
         log = "".join(file.read_text() for file in (ROOT / name / "logs").glob("stage-*.log"))
         check(("convolutions by cuDNN" in log) == (way == "cudnn"), f"{name}: the logs {'do not ' * (way == 'cudnn')}have convolutions by cuDNN")
-        check("not cuDNN" not in log, f"{name}: cuDNN was not taken for all convolutions: {log[-2000:]}")
+        # cuDNN has no gradients of 3 channels in 16 bits; its emulation has.
+        check("not cuDNN" not in log or (precision == "bf16" and BIN.name != "cuda_host"), f"{name}: cuDNN was not taken for all convolutions: {log[-2000:]}")
+    if (ROOT / "cudnn/metrics.jsonl").exists():
+        os.environ["AQ_GPU_CONVOLUTION"] = "cudnn"
+        launch(ROOT / "rows.yaml", "--resume", "--set", "train.epochs=3")
+        log = "".join(file.read_text() for file in (ROOT / "rows/logs").glob("stage-0*"))
+        said = re.search(r"continues on .*, cuDNN \d+: convolutions: from here on its bits may differ", log)
+        check(said, f"resumed with other convolutions, and no warning: {log[-2000:]}")
     os.environ.pop("AQ_GPU_CONVOLUTION")
     no_workers("images_gpu")
