@@ -80,7 +80,8 @@ target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_D
 target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
 target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
 
-# cuDNN's attention, to compare with (AQ_GPU_ATTENTION=cudnn): its headers here, its library when a program asks for it.
+# cuDNN's attention and convolutions, to compare with (AQ_GPU_ATTENTION=cudnn, AQ_GPU_CONVOLUTION=cudnn): its headers here, its
+# library when a program asks for it.
 set(AQ_CUDNN_FOUND OFF)
 if(NOT AQ_CUDNN STREQUAL "OFF")
   find_path(AQ_cudnn_INCLUDE cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
@@ -95,12 +96,12 @@ if(NOT AQ_CUDNN STREQUAL "OFF")
     set(AQ_CUDNN_FOUND ON)
     target_include_directories(aq_dep::cuda SYSTEM BEFORE INTERFACE ${AQ_cudnn_INCLUDE}) # the toolkit may have an older one
     target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDNN_LIBRARY="${AQ_cudnn_LIBRARY}")
-    message(STATUS "cuDNN ${version}: its attention is built (AQ_GPU_ATTENTION=cudnn)")
+    message(STATUS "cuDNN ${version}: its attention and convolutions are built (AQ_GPU_ATTENTION, AQ_GPU_CONVOLUTION)")
   elseif(AQ_CUDNN STREQUAL "ON")
     message(FATAL_ERROR "AQ_CUDNN is ON and cuDNN 9.21 or newer is not here (found: ${version}): pip install nvidia-cudnn-cu13, and "
       "-DAQ_cudnn_INCLUDE=.../nvidia/cudnn/include -DAQ_cudnn_LIBRARY=.../nvidia/cudnn/lib/libcudnn.so.9")
   else()
-    message(STATUS "no cuDNN 9.21 here: only the attention of aqpipe")
+    message(STATUS "no cuDNN 9.21 here: only the attention and convolutions of aqpipe")
   endif()
 endif()
 

@@ -17,8 +17,8 @@ if(AQ_CUDA)
   aq_test_again(gpu_test_device_training OF test_device_training LABELS gpu TIMEOUT 300
     ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda)
 endif()
-# cuDNN's attention: its graphs in the library itself, which needs no GPU but a driver's library, if only the toolkit's empty
-# one; and what it computes.
+# cuDNN's attention and convolutions: their graphs in the library itself, which needs no GPU but a driver's library, if only the toolkit's empty
+# one; and what they compute.
 if(AQ_CUDA AND AQ_CUDNN_FOUND)
   aq_test(test_cudnn_plans ALONE LIBS aqsgd aq_dep::cuda LABELS conform TIMEOUT 900)
   target_include_directories(test_cudnn_plans PRIVATE ${aqsgd_MODULES})
@@ -29,6 +29,8 @@ if(AQ_CUDA AND AQ_CUDNN_FOUND)
     ENVIRONMENT "LD_LIBRARY_PATH=${folder}:${CUDAToolkit_LIBRARY_DIR}:/usr/lib/x86_64-linux-gnu:${CMAKE_BINARY_DIR}/driver")
   aq_test_again(gpu_conform_device_cudnn OF conform_device ARGS test_attention_* LABELS gpu TIMEOUT 300
     ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_ATTENTION=cudnn)
+  aq_test_again(gpu_conform_device_cudnn_conv OF conform_device ARGS test_conv_* LABELS gpu TIMEOUT 300
+    ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_CONVOLUTION=cudnn)
 endif()
 aq_test(test_device_corners LIBS aqsgd LABELS quick)
 target_include_directories(test_device_corners PRIVATE ${aqsgd_MODULES})

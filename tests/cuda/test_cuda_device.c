@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "codec_common.h"
+#include "conv_results.h"
 #include "cuda_plan.h"
-#include "cudnn.h"
 
 static void says(uint32_t index, enum aq_status status, const char *words)
 {
@@ -419,38 +419,6 @@ static void test_a_plan_is_for_its_alignments(void **state)
     }
 }
 
-/* What the three operations of a convolution give: y, dx, dw side by side. */
-static float *conv_results(const struct aq_conv_shape *shape, uint64_t conv_bytes, uint32_t *plans)
-{
-    const struct aq_device_config config = {.kind = "cuda"};
-    const uint64_t in = shape->samples * shape->height * shape->width * shape->C;
-    const uint64_t out = shape->samples * aq_conv_out(shape->height, shape->stride) *
-                         aq_conv_out(shape->width, shape->stride) * shape->N;
-    const uint64_t w = shape->K * shape->K * shape->C * shape->N, all = 2 * (in + out + w);
-    struct aq_device *device = NULL;
-    void *memory = NULL;
-    float *host = help_alloc(all * sizeof *host), *results = help_alloc((in + out + w) * sizeof *results);
-    help_normal(host, all, 3, 1.0f);
-    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
-    cuda_device_of(device)->conv_bytes = conv_bytes ? conv_bytes : CUDA_PART_BYTES;
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, all * sizeof *host, &memory), AQ_OK);
-    assert_int_equal(aq_device_copy(device, memory, host, all * sizeof *host, NULL), AQ_OK);
-    float *x = memory, *dy = x + in, *weights = dy + out, *y = weights + w, *dx = y + out, *dw = dx + in;
-    const struct aq_conv forward = {*shape, x, weights, y};
-    const struct aq_conv_backward backward = {*shape, dy, weights, dx};
-    const struct aq_conv_weights gradient = {*shape, x, dy, dw};
-    assert_int_equal(aq_device_conv(device, &forward, NULL), AQ_OK);
-    assert_int_equal(aq_device_conv_backward(device, &backward, NULL), AQ_OK);
-    assert_int_equal(aq_device_conv_weights(device, &gradient, NULL), AQ_OK);
-    assert_int_equal(aq_device_copy(device, results, y, (in + out + w) * sizeof *results, NULL), AQ_OK);
-    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
-    *plans = cuda_device_of(device)->matmul->next;
-    aq_device_free(device, AQ_MEMORY_DEVICE, memory, all * sizeof *host);
-    aq_device_close(device);
-    aq_free(host);
-    return results;
-}
-
 /*
  * A convolution in pieces, the last one smaller, is that in one, and what the kernels without products give. y and dx
  * have the same bits in pieces; dw is added piece by piece.
@@ -718,124 +686,6 @@ static void test_what_attention_cannot_do_is_said(void **state)
     assert_int_equal(aq_cuda_attention_backward(&args, nothing, NULL), AQ_INVAL);
 }
 
-enum { TOKENS = 37, HEADS = 4, KEY_HEADS = 2, CHANNELS = 16 };
-
-struct attended {
-    uint16_t qkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], out[2 * TOKENS * HEADS * CHANNELS];
-    uint16_t dout[2 * TOKENS * HEADS * CHANNELS], dqkv_rounded[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS];
-    float dqkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], lse[2 * TOKENS * HEADS];
-};
-
-/* Attention there and back on a device of this environment; dropout is for the project's kernels. */
-static struct attended *attend(float dropout, bool rounded)
-{
-    struct aq_device *device = NULL;
-    const struct aq_device_config config = {.kind = "cuda"};
-    struct aq_rng_key keys[2] = {aq_rng_key(7, AQ_RNG_DROPOUT, 4, 0), aq_rng_key(7, AQ_RNG_DROPOUT, 4, 1)};
-    void *memory = NULL;
-    struct attended *copy = malloc(sizeof *copy);
-    assert_non_null(copy);
-    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, sizeof *copy, &memory), AQ_OK);
-    struct attended *x = memory;
-    for (size_t i = 0; i < sizeof x->qkv / 2; i++)
-        x->qkv[i] = aq_bfloat_from_float((float)(i * 2654435761u % 256) / 128.0f - 1.0f);
-    for (size_t i = 0; i < sizeof x->dout / 2; i++)
-        x->dout[i] = aq_bfloat_from_float((float)(i * 2246822519u % 256) / 128.0f - 1.0f);
-    const struct aq_attention args = {.samples = 2,
-                                      .T = TOKENS,
-                                      .H = HEADS,
-                                      .kv_heads = KEY_HEADS,
-                                      .D = CHANNELS,
-                                      .T_mask = TOKENS,
-                                      .window = 9,
-                                      .type = AQ_BF16,
-                                      .qkv = x->qkv,
-                                      .out = x->out,
-                                      .lse = x->lse,
-                                      .dropout = {.probability = dropout, .keys = keys},
-                                      .dout = x->dout,
-                                      .dqkv = x->dqkv,
-                                      .dqkv_rounded = rounded ? x->dqkv_rounded : NULL};
-    assert_int_equal(aq_device_attention(device, &args, NULL), AQ_OK);
-    assert_int_equal(aq_device_attention_backward(device, &args, NULL), AQ_OK);
-    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
-    struct aq_device_info info;
-    aq_device_info(device, &info);
-    assert_true(!strstr(info.rounding, "cuDNN 92801") == !getenv("AQ_GPU_ATTENTION"));
-    *copy = *x;
-    aq_device_free(device, AQ_MEMORY_DEVICE, memory, sizeof *x);
-    aq_device_close(device);
-    assert_int_equal(cudnn_host_open(), 0);
-    return copy;
-}
-
-static void near_16(const uint16_t *x, const uint16_t *y, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        const float one = aq_bfloat_to_float(x[i]), other = aq_bfloat_to_float(y[i]);
-        if (fabsf(one - other) > 0.02f + 0.02f * fabsf(other)) fail_msg("%zu: %g, %g", i, (double)one, (double)other);
-    }
-}
-
-/*
- * Asked for, cuDNN computes what its graph has words for, by the first algorithm that is deterministic and can be made;
- * the rest, and all where it has none, is the project's.
- */
-static void test_attention_by_cudnn_is_the_house_s(void **state)
-{
-    (void)state;
-    static const struct {
-        struct cudnn_host_say say;
-        float dropout;
-        bool fp32;
-        int ran, algorithm;
-    } cases[] = {{{.version = 92801, .workspace = 4096}, 0, false, 2, 1},
-                 {{.version = 92801, .workspace = 4096, .failing = 0x6}, 0, false, 2, 3},
-                 {{.version = 92801, .workspace = 4096, .failing = 0xe}, 0, false, 0, 0},
-                 {{.version = 92801, .workspace = 64 << 20}, 0, false, 0, 0}, /* more than there is to work in */
-                 {{.version = 92801, .workspace = 4096}, 0.25f, false, 0, 0},
-                 {{.version = 92801, .workspace = 4096}, 0, true, 1, 1}}; /* backward in fp32 is the project's */
-    int algorithm;
-    quiet_begin();
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        unsetenv("AQ_GPU_ATTENTION");
-        struct attended *own = attend(cases[i].dropout, !cases[i].fp32);
-        assert_int_equal(cudnn_host_ran(&algorithm), 0);
-        setenv("AQ_GPU_ATTENTION", "cudnn", 1);
-        cudnn_host_say(cases[i].say);
-        struct attended *by_cudnn = attend(cases[i].dropout, !cases[i].fp32);
-        assert_int_equal(cudnn_host_ran(&algorithm), cases[i].ran);
-        if (cases[i].ran) assert_int_equal(algorithm, cases[i].algorithm);
-        near_16(by_cudnn->out, own->out, sizeof own->out / 2);
-        if (!cases[i].fp32) near_16(by_cudnn->dqkv_rounded, own->dqkv_rounded, sizeof own->dqkv_rounded / 2);
-        free(own);
-        free(by_cudnn);
-    }
-    quiet_end();
-    cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
-    unsetenv("AQ_GPU_ATTENTION");
-}
-
-static void test_a_way_of_attention_that_is_not_there_is_said(void **state)
-{
-    (void)state;
-    const struct aq_device_config config = {.kind = "cuda"};
-    struct aq_device *device = NULL;
-    quiet_begin();
-    setenv("AQ_GPU_ATTENTION", "flash", 1);
-    assert_int_equal(aq_device_open(&config, &device), AQ_INVAL);
-    setenv("AQ_GPU_ATTENTION", "cudnn", 1);
-    cudnn_host_say((struct cudnn_host_say){.version = 91900});
-    assert_int_equal(aq_device_open(&config, &device), AQ_NODEV);
-    cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
-    setenv("AQ_GPU_ATTENTION", "own", 1);
-    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
-    aq_device_close(device);
-    unsetenv("AQ_GPU_ATTENTION");
-    quiet_end();
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -856,8 +706,6 @@ int main(void)
         cmocka_unit_test(test_an_ending_is_made_where_it_is_faster),
         cmocka_unit_test(test_streams_do_not_share_their_way_to_the_gpu),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
-        cmocka_unit_test(test_attention_by_cudnn_is_the_house_s),
-        cmocka_unit_test(test_a_way_of_attention_that_is_not_there_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

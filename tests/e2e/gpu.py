@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import jobs
+from images import hundred
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
 from kit import BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, interrupt, launch_and_kill, refused, same_run
+from split import records
 
 
 def emulated(epochs):
@@ -345,3 +347,38 @@ def scenario_gpu_default():
         for a, b in zip(losses(f"{name}-gpu"), losses(f"{name}-cpu"), strict=True):
             check(abs(a - b) < 1e-3 * abs(b), f"{name}: losses {losses(f'{name}-gpu')}, on the CPU {losses(f'{name}-cpu')}")
     no_workers("gpu_default")
+
+
+def scenario_images_gpu():
+    """A ResNet on GPU stages has the losses of the same job on CPUs, whether its convolutions are gathered rows or cuDNN's; a resumed one is told of the change."""
+    records("many", 8, 1, 100, lambda label: label // 5)
+    records("heldout", 4, 2, 100, lambda label: label // 5)
+    keys = {"data.train": "many.bin", "train.batch": 4, "train.micro_batch": 2, "train.epochs": 2, "pipeline.stages": 2}
+    launch(hundred("cpu", **keys))
+    keys["pipeline.stages"] = "[{layers: 0-2, device: cuda}, {layers: 3-6, device: cuda}]"
+    for name, way, precision in (("rows", "own", "fp32"), ("cudnn", "cudnn", "fp32"), ("rows-bf16", "own", "bf16"), ("cudnn-bf16", "cudnn", "bf16")):
+        os.environ["AQ_GPU_CONVOLUTION"] = way
+        path = hundred(name, **keys, **{"model.precision": precision})
+        done = aqpipe("launch", path, "--no-progress", "--restarts", "0")
+        if done.returncode and way == "cudnn" and re.search(r"AQ_GPU_CONVOLUTION.*(without cuDNN|is not on this machine|is installed, but)", done.stderr):
+            print(done.stderr.strip().split("\n")[-1])
+            continue
+        if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+            print(done.stderr.strip().split("\n")[-1])
+            sys.exit(77)
+        check(done.returncode == 0, f"{name}: {done.stderr[-2000:]}")
+        limit = 1e-3 if precision == "fp32" else 0.02
+        for a, b in zip(losses(name), losses("cpu"), strict=True):
+            check(abs(a - b) < limit * abs(b), f"{name}: losses {losses(name)}, on the CPU {losses('cpu')}")
+        log = "".join(file.read_text() for file in (ROOT / name / "logs").glob("stage-*.log"))
+        check(("convolutions by cuDNN" in log) == (way == "cudnn"), f"{name}: the logs {'do not ' * (way == 'cudnn')}have convolutions by cuDNN")
+        # cuDNN has no gradients of 3 channels in 16 bits; its emulation has.
+        check("not cuDNN" not in log or (precision == "bf16" and BIN.name != "cuda_host"), f"{name}: cuDNN was not taken for all convolutions: {log[-2000:]}")
+    if (ROOT / "cudnn/metrics.jsonl").exists():
+        os.environ["AQ_GPU_CONVOLUTION"] = "cudnn"
+        launch(ROOT / "rows.yaml", "--resume", "--set", "train.epochs=3")
+        log = "".join(file.read_text() for file in (ROOT / "rows/logs").glob("stage-0*"))
+        said = re.search(r"continues on .*, cuDNN \d+: convolutions: from here on its bits may differ", log)
+        check(said, f"resumed with other convolutions, and no warning: {log[-2000:]}")
+    os.environ.pop("AQ_GPU_CONVOLUTION")
+    no_workers("images_gpu")

@@ -1,6 +1,7 @@
 /*
  * cuda_columns.cu -- both sides of a convolution that is a matrix product (cuda_conv_product.c): pixels gathered in
  * rows before it (im2col), rows summed into pixels after it (col2im), and weights turned for the gradient of inputs.
+ * cuDNN's convolutions (cuda_cudnn_conv.c) have their weights turned, and the gradient of weights turned back.
  *
  * Bound by memory. Images are stored pixel by pixel with their channels side by side, and so do the rows: a thread has
  * some channels of one pixel, 16 bytes of a row where alignment allows, and neighbouring threads have the next ones. It
@@ -188,4 +189,26 @@ enum aq_status aq_cuda_weights_turn(const struct aq_conv_shape *shape, const flo
     if (type == AQ_F16)
         return AQ_LAUNCH(weights_turn<aq_half>, grid, threads, 0, stream, w, static_cast<aq_half *>(to), C, N, stride);
     return AQ_LAUNCH(weights_turn<float>, grid, threads, 0, stream, w, static_cast<float *>(to), C, N, stride);
+}
+
+/* A block has a tile: it is read line by line, and added line by line. */
+static __global__ void __launch_bounds__(TILE *TILE_ROWS)
+    weights_add(const float *__restrict__ from, float *__restrict__ dw, unsigned rows, unsigned columns)
+{
+    AQ_SHARED(float, tile, [TILE][TILE + 1]);
+    const unsigned x = threadIdx.x % TILE, y = threadIdx.x / TILE, r0 = blockIdx.x * TILE, c0 = blockIdx.y * TILE;
+    for (unsigned i = y; i < TILE; i += TILE_ROWS)
+        if (r0 + i < rows && c0 + x < columns) tile[i][x] = from[static_cast<uint64_t>(r0 + i) * columns + c0 + x];
+    __syncthreads();
+    for (unsigned i = y; i < TILE; i += TILE_ROWS)
+        if (c0 + i < columns && r0 + x < rows) dw[static_cast<uint64_t>(c0 + i) * rows + r0 + x] += tile[x][i];
+}
+
+enum aq_status aq_cuda_weights_add(const float *from, uint64_t rows, uint64_t columns, float *dw,
+                                   struct CUstream_st *stream)
+{
+    const unsigned high = static_cast<unsigned>(rows), wide = static_cast<unsigned>(columns);
+    const dim3 grid((high + TILE - 1) / TILE, (wide + TILE - 1) / TILE);
+    if (rows == 0 || columns == 0) return AQ_OK;
+    return AQ_LAUNCH(weights_add, grid, TILE * TILE_ROWS, 0, stream, from, dw, high, wide);
 }

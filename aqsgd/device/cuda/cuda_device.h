@@ -3,7 +3,7 @@
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
  * (cuBLASLt); cuda_conv_product.c convolutions by them; cuda_math.c the rest of device_math.h, which cuda_*.cu compute;
- * cuda_cudnn.c attention by cuDNN.
+ * cuda_cudnn.c attention and convolutions by cuDNN.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -71,7 +71,7 @@ void cuda_holder_text(const char *path, char *out, size_t bytes);
 bool cuda_architecture_fits(const char *list, int major, int minor);
 
 struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c */
-struct cuda_cudnn;  /* cuDNN's attention, where it is asked for: cuda_cudnn.c */
+struct cuda_cudnn;  /* cuDNN, where it is asked for: cuda_cudnn.c */
 
 struct aq_stream {
     struct cuda_device *device;
@@ -94,7 +94,7 @@ struct cuda_device {
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
     uint64_t conv_bytes;      /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
-    struct cuda_cudnn *cudnn; /* NULL: attention is our own */
+    struct cuda_cudnn *cudnn; /* NULL: all is our own */
     char name[128];
 };
 
@@ -148,6 +148,12 @@ extern const struct aq_codec_launchers aq_codec_launchers_cuda;
 
 /* grad/cuda_grad_open.c */
 extern const struct aq_grad_launchers aq_grad_launchers_cuda;
+
+/*
+ * cuda_conv_product.c. Rows of a convolution's piece: as many as fit its scratch, evenly shared among the pieces.
+ * 0: one does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
+ */
+uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round);
 
 /* cuda_matmul.c */
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);

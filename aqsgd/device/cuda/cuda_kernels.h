@@ -76,6 +76,10 @@ enum aq_status aq_cuda_columns_back(const struct aq_conv_shape *shape, const flo
 enum aq_status aq_cuda_weights_turn(const struct aq_conv_shape *shape, const float *w, void *to, enum aq_element type,
                                     uint64_t stride, struct CUstream_st *stream);
 
+/* dw (columns, rows) += from (rows, columns) transposed. */
+enum aq_status aq_cuda_weights_add(const float *from, uint64_t rows, uint64_t columns, float *dw,
+                                   struct CUstream_st *stream);
+
 /*
  * The epilogue of a matrix product, if the product itself could not do it: c = after(sums + bias), with args' c,
  * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of

@@ -1,5 +1,5 @@
 /*
- * cudnn_host.c -- cuDNN's attention on the host. See its header.
+ * cudnn_host.c -- cuDNN's attention and convolutions on the host. See its header.
  */
 #include <assert.h>
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "aqsgd/base.h"
 #include "cudnn.h"
 
-enum { ATTRIBUTES_MAX = 16, VALUES_MAX = 16, ALGORITHMS = 4, TENSORS = 10 };
+enum { ATTRIBUTES_MAX = 16, VALUES_MAX = 16, ALGORITHMS = 4, FALLBACK = 3, TENSORS = 10 };
 
 struct cudnn_host {
     cudaStream_t stream;
@@ -137,6 +137,9 @@ static size_t bytes_of(cudnnBackendAttributeType_t type)
     switch (type) {
     case CUDNN_TYPE_BOOLEAN:
         return sizeof(bool);
+    case CUDNN_TYPE_FLOAT:
+        return sizeof(float);
+    case CUDNN_TYPE_CONVOLUTION_MODE:
     case CUDNN_TYPE_DATA_TYPE:
     case CUDNN_TYPE_HEUR_MODE:
     case CUDNN_TYPE_NUMERICAL_NOTE:
@@ -164,23 +167,145 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t of, cudnnBackend
     return CUDNN_STATUS_SUCCESS;
 }
 
+/* --- what a convolution is -------------------------------------------------------------------------------------- */
+
+enum { X, W, Y, CONV_TENSORS };
+struct conv_names {
+    cudnnBackendDescriptorType_t type;
+    cudnnBackendAttributeName_t tensors[CONV_TENSORS], convolution, alpha, beta;
+    int result;
+};
+
+static const struct conv_names *conv_names_of(cudnnBackendDescriptor_t operation)
+{
+    static const struct conv_names all[] = {
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+         {CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+         Y},
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+         {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+         X},
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+         {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+         W}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (operation->type == all[i].type) return &all[i];
+    return NULL;
+}
+
+static bool tensor_whole(cudnnBackendDescriptor_t tensor)
+{
+    const struct attribute *sizes = find(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS);
+    const struct attribute *strides = find(tensor, CUDNN_ATTR_TENSOR_STRIDES);
+    return sizes && strides && sizes->count == strides->count && find(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID) &&
+           find(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE) && find(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+}
+
+static int64_t value_of(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name, int64_t which)
+{
+    const struct attribute *attribute = find(of, name);
+    return attribute && which < attribute->count ? attribute->values.numbers[which] : 0;
+}
+
+/* The attributes that an operation must have, and the sizes that follow from each other. */
+static bool conv_agrees(cudnnBackendDescriptor_t operation)
+{
+    const struct conv_names *names = conv_names_of(operation);
+    cudnnBackendDescriptor_t form = part(operation, names->convolution), tensors[CONV_TENSORS];
+    if (!form || form->type != CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR) return false;
+    if (number(form, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS) != 2 || !find(form, CUDNN_ATTR_CONVOLUTION_CONV_MODE) ||
+        !find(form, CUDNN_ATTR_CONVOLUTION_COMP_TYPE) || !find(operation, names->alpha) ||
+        !find(operation, names->beta))
+        return false;
+    for (int i = 0; i < CONV_TENSORS; i++)
+        if (!(tensors[i] = part(operation, names->tensors[i]))) return false;
+    const cudnnBackendAttributeName_t sizes = CUDNN_ATTR_TENSOR_DIMENSIONS;
+    for (int64_t i = 0; i < 2; i++) {
+        const int64_t step = value_of(form, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, i);
+        const int64_t around = value_of(form, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, i) +
+                               value_of(form, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, i);
+        const int64_t window =
+            value_of(form, CUDNN_ATTR_CONVOLUTION_DILATIONS, i) * (value_of(tensors[W], sizes, 2 + i) - 1) + 1;
+        if (step < 1 || find(form, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS)->count != 2) return false;
+        if (value_of(tensors[Y], sizes, 2 + i) != (value_of(tensors[X], sizes, 2 + i) + around - window) / step + 1)
+            return false;
+    }
+    return value_of(tensors[X], sizes, 0) == value_of(tensors[Y], sizes, 0) &&
+           value_of(tensors[X], sizes, 1) == value_of(tensors[W], sizes, 1) &&
+           value_of(tensors[Y], sizes, 1) == value_of(tensors[W], sizes, 0);
+}
+
+static bool channels_lie_together(cudnnBackendDescriptor_t tensor)
+{
+    int64_t next = value_of(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, 1);
+    if (value_of(tensor, CUDNN_ATTR_TENSOR_STRIDES, 1) != 1) return false;
+    for (int64_t i = 3; i != 1; i = i == 3 ? 2 : i == 2 ? 0 : 1) {
+        if (value_of(tensor, CUDNN_ATTR_TENSOR_STRIDES, i) != next) return false;
+        next *= value_of(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, i);
+    }
+    return true;
+}
+
+/*
+ * Has cuDNN 9.28 an algorithm for it? Attention, always. A convolution with the channels of each tensor side by side:
+ * alone, if all three tensors have one type; of 16 bits with sums that an identity copies to fp32.
+ */
+static bool conv_known(cudnnBackendDescriptor_t graph)
+{
+    const struct attribute *operations = find(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    cudnnBackendDescriptor_t operation = operations->values.pointers[0], last = operation, types[CONV_TENSORS];
+    const struct conv_names *names = conv_names_of(operation);
+    if (!names) return true;
+    for (int i = 0; i < CONV_TENSORS; i++)
+        if (!channels_lie_together(types[i] = part(operation, names->tensors[i]))) return false;
+    if (operations->count == 2) {
+        last = operations->values.pointers[1];
+        cudnnBackendDescriptor_t form = part(last, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+        cudnnBackendDescriptor_t to = part(last, CUDNN_ATTR_OPERATION_POINTWISE_YDESC), sums = types[names->result];
+        if (number(form, CUDNN_ATTR_POINTWISE_MODE) != CUDNN_POINTWISE_IDENTITY || !to ||
+            part(last, CUDNN_ATTR_OPERATION_POINTWISE_XDESC) != sums || !find(sums, CUDNN_ATTR_TENSOR_IS_VIRTUAL) ||
+            find(to, CUDNN_ATTR_TENSOR_IS_VIRTUAL) || number(sums, CUDNN_ATTR_TENSOR_DATA_TYPE) != CUDNN_DATA_FLOAT)
+            return false;
+        types[names->result] = types[names->result == X ? Y : X]; /* of any type */
+    }
+    const int64_t type = number(types[X], CUDNN_ATTR_TENSOR_DATA_TYPE);
+    return number(types[W], CUDNN_ATTR_TENSOR_DATA_TYPE) == type &&
+           number(types[Y], CUDNN_ATTR_TENSOR_DATA_TYPE) == type;
+}
+
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t room, int64_t *count, void *values)
 {
     (void)type;
     *count = 1;
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
-        *count = ALGORITHMS;
-        for (int i = 0; i < room && i < ALGORITHMS; i++) {
+        cudnnBackendDescriptor_t graph = part(of, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+        const bool fast = number(of, CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_A;
+        const int first = fast ? 0 : FALLBACK, last = fast ? FALLBACK : ALGORITHMS;
+        *count = conv_known(graph) ? last - first : 0;
+        for (int i = 0; i < room && i < *count; i++) {
             cudnnBackendDescriptor_t config = ((cudnnBackendDescriptor_t *)values)[i];
-            config->algorithm = i;
-            config->graph = part(of, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+            config->algorithm = first + i;
+            config->graph = graph;
         }
     } else if (name == CUDNN_ATTR_ENGINECFG_ENGINE) {
         (*(cudnnBackendDescriptor_t *)values)->algorithm = of->algorithm;
     } else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE) {
         *(cudnnBackendNumericalNote_t *)values =
             of->algorithm == 0 ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+        *count = of->algorithm != FALLBACK;
     } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && of->final) {
         *(int64_t *)values = (int64_t)known.workspace;
     } else {
@@ -200,6 +325,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
         descriptor->graph = config->graph;
         if (known.failing >> config->algorithm & 1) return CUDNN_STATUS_NOT_SUPPORTED;
     }
+    if (descriptor->type == CUDNN_BACKEND_TENSOR_DESCRIPTOR && !tensor_whole(descriptor)) return bad("half a tensor");
+    if (conv_names_of(descriptor) && !conv_agrees(descriptor)) return bad("a convolution's sizes");
     descriptor->final = true;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -213,9 +340,9 @@ struct tensor {
     void *at;
 };
 
-/* In the order of `names`: those that both have, then backward's. */
+/* In the order of `attention_names`: those that both have, then backward's. */
 enum { Q, K, V, O, LSE, SCALE, DO, DQ, DK, DV };
-static const cudnnBackendAttributeName_t names[2][TENSORS] = {
+static const cudnnBackendAttributeName_t attention_names[2][TENSORS] = {
     {CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC,
      CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC,
      CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC},
@@ -381,19 +508,121 @@ static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t l
     return bands && first == last && out->causal == 1;
 }
 
-static bool tensor_of(cudnnBackendDescriptor_t operation, int index, cudnnBackendDescriptor_t pack,
-                      struct attention *out)
+/* False: it has no address, or one that is aligned less than was promised. */
+static bool tensor_at(cudnnBackendDescriptor_t tensor, cudnnBackendDescriptor_t pack, struct tensor *x)
 {
-    cudnnBackendDescriptor_t tensor = part(operation, names[out->backward][index]);
     const struct attribute *sizes = find(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS);
     const struct attribute *strides = find(tensor, CUDNN_ATTR_TENSOR_STRIDES);
     if (!sizes || !strides || sizes->count != 4 || strides->count != 4) return false;
-    struct tensor *x = &out->tensors[index];
     memcpy(x->sizes, sizes->values.numbers, sizeof x->sizes);
     memcpy(x->strides, strides->values.numbers, sizeof x->strides);
     x->type = number(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE);
     x->at = address(pack, number(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID));
     return x->at && (uintptr_t)x->at % (uintptr_t)number(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT) == 0;
+}
+
+/* --- convolutions ----------------------------------------------------------------------------------------------- */
+
+struct conv {
+    struct tensor tensors[CONV_TENSORS];
+    int64_t zeroes[2], steps[2], dilations[2];
+    bool mirrored, tensor_cores;
+    int result;
+    float alpha, beta;
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+/* As a product reads it: a tensor core takes the first 10 bits of an fp32 value's mantissa. */
+static double conv_operand(const struct conv *x, int which, const int64_t at[4])
+{
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = (float)load(&x->tensors[which], at[0], at[1], at[2], at[3])};
+    if (x->tensor_cores && x->tensors[which].type == CUDNN_DATA_FLOAT) u.bits = (u.bits + 0x1000) & ~UINT32_C(0x1fff);
+    return u.value;
+}
+
+/* The values of x, w and y that meet, in the order of sums: all pixels of y, then the places that read them. */
+static void conv_pixel(const struct conv *x, const int64_t at[4], double *sums)
+{
+    const struct tensor *t = x->tensors, *result = &t[x->result];
+    for (int64_t c = 0; c < t[W].sizes[1]; c++)
+        for (int64_t u = 0; u < t[W].sizes[2]; u++)
+            for (int64_t v = 0; v < t[W].sizes[3]; v++) {
+                const int64_t i = at[2] * x->steps[0] - x->zeroes[0] + u * x->dilations[0];
+                const int64_t j = at[3] * x->steps[1] - x->zeroes[1] + v * x->dilations[1];
+                const int64_t p = x->mirrored ? t[W].sizes[2] - 1 - u : u, q = x->mirrored ? t[W].sizes[3] - 1 - v : v;
+                if (i < 0 || i >= t[X].sizes[2] || j < 0 || j >= t[X].sizes[3]) continue;
+                const int64_t places[CONV_TENSORS][4] = {
+                    {at[0], c, i, j}, {at[1], c, p, q}, {at[0], at[1], at[2], at[3]}};
+                const int64_t *to = places[x->result];
+                double product = 1;
+                for (int k = 0; k < CONV_TENSORS; k++)
+                    if (k != x->result) product *= conv_operand(x, k, places[k]);
+                sums[((to[0] * result->sizes[1] + to[1]) * result->sizes[2] + to[2]) * result->sizes[3] + to[3]] +=
+                    product;
+            }
+}
+
+static int conv_run(void *context)
+{
+    const struct conv *x = context;
+    const struct tensor *result = &x->tensors[x->result];
+    const int64_t *in = x->tensors[Y].sizes, *out = result->sizes;
+    double *sums = calloc((size_t)(out[0] * out[1] * out[2] * out[3]), sizeof *sums);
+    int64_t at[4];
+    assert(sums);
+    memset(x->workspace, 0xa5, x->workspace_bytes); /* it is ours, all of it */
+    for (at[0] = 0; at[0] < in[0]; at[0]++)
+        for (at[1] = 0; at[1] < in[1]; at[1]++)
+            for (at[2] = 0; at[2] < in[2]; at[2]++)
+                for (at[3] = 0; at[3] < in[3]; at[3]++)
+                    conv_pixel(x, at, sums);
+    const double *sum = sums;
+    for (at[0] = 0; at[0] < out[0]; at[0]++)
+        for (at[1] = 0; at[1] < out[1]; at[1]++)
+            for (at[2] = 0; at[2] < out[2]; at[2]++)
+                for (at[3] = 0; at[3] < out[3]; at[3]++, sum++) {
+                    const double before = x->beta == 0 ? 0 : (double)x->beta * load(result, at[0], at[1], at[2], at[3]);
+                    store(result, at[0], at[1], at[2], at[3], (double)x->alpha * *sum + before);
+                }
+    free(sums);
+    free(context);
+    return cudaSuccess;
+}
+
+static cudnnStatus_t conv_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack,
+                                  void *workspace)
+{
+    const struct attribute *operations = find(plan->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    cudnnBackendDescriptor_t operation = operations->values.pointers[0];
+    const struct conv_names *names = conv_names_of(operation);
+    cudnnBackendDescriptor_t form = part(operation, names->convolution);
+    struct conv call = {.result = names->result,
+                        .tensor_cores = plan->algorithm != FALLBACK,
+                        .workspace = workspace,
+                        .workspace_bytes = known.workspace};
+    for (int i = 0; i < CONV_TENSORS; i++) {
+        cudnnBackendDescriptor_t tensor = part(operation, names->tensors[i]);
+        if (i == names->result && operations->count == 2)
+            tensor = part(operations->values.pointers[1], CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+        if (!tensor_at(tensor, pack, &call.tensors[i])) return bad("a tensor");
+    }
+    for (int64_t i = 0; i < 2; i++) {
+        call.zeroes[i] = value_of(form, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, i);
+        call.steps[i] = value_of(form, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, i);
+        call.dilations[i] = value_of(form, CUDNN_ATTR_CONVOLUTION_DILATIONS, i);
+    }
+    call.mirrored = number(form, CUDNN_ATTR_CONVOLUTION_CONV_MODE) == CUDNN_CONVOLUTION;
+    memcpy(&call.alpha, find(operation, names->alpha)->values.numbers, sizeof call.alpha);
+    memcpy(&call.beta, find(operation, names->beta)->values.numbers, sizeof call.beta);
+    ran++;
+    ran_with = plan->algorithm;
+    return cuda_runtime_host_later(handle->stream, conv_run, &call, sizeof call) == cudaSuccess
+               ? CUDNN_STATUS_SUCCESS
+               : CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
 }
 
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack)
@@ -404,9 +633,10 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const struct attribute *workspace = find(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     struct attention call = {.backward = backward, .workspace_bytes = known.workspace};
     if (!workspace || !workspace->values.pointers[0]) return bad("nothing to work in");
+    if (conv_names_of(operation)) return conv_execute(handle, plan, pack, workspace->values.pointers[0]);
     call.workspace = workspace->values.pointers[0];
     for (int i = 0; i < (backward ? TENSORS : DO); i++)
-        if (!tensor_of(operation, i, pack, &call)) return bad("a tensor");
+        if (!tensor_at(part(operation, attention_names[backward][i]), pack, &call.tensors[i])) return bad("a tensor");
     memcpy(&call.scale, call.tensors[SCALE].at, sizeof call.scale);
     if (!masks_of(
             part(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH),

@@ -13,6 +13,8 @@
 
 #include "cuda_conv_product.c"
 #include "cuda_cudnn.c"
+#include "cuda_cudnn_attention.c"
+#include "cuda_cudnn_conv.c"
 #include "cuda_cudnn_plan.c"
 #include "cuda_math.c"
 #include "cuda_matmul.c"

@@ -1,6 +1,7 @@
 /*
  * cuda_conv_product.c -- convolutions on a GPU as matrix products (cuda_matmul.c), in pieces whose rows fit the
- * stream's scratch memory. Kernels around them: cuda_columns.cu. Shapes that do not fit: cuda_conv.cu.
+ * stream's scratch memory. Kernels around them: cuda_columns.cu. Shapes that do not fit: cuda_conv.cu. Where it was
+ * asked for, cuDNN computes what it can (cuda_cudnn_conv.c).
  *
  * Images are stored pixel by pixel, so no operand and no result is transposed. With rows(x) the K K C values that an
  * output pixel reads, side by side:
@@ -17,6 +18,19 @@
  * because operands have the type that the product reads.
  */
 #include "cuda_device.h"
+#if AQ_WITH_CUDNN
+#include "cuda_cudnn.h"
+
+/* The operation by cuDNN, where it was asked for and can: then the caller is done. */
+#define CONV_BY_CUDNN(call, what)                                                                                      \
+    do {                                                                                                               \
+        bool conv_done = false;                                                                                        \
+        if (cuda->cudnn) AQ_TRY(call(cuda, args, stream, &conv_done));                                                 \
+        if (conv_done) return cuda_check(cuda, stream, what);                                                          \
+    } while (0)
+#else
+#define CONV_BY_CUDNN(call, what) ((void)0)
+#endif
 
 enum {
     CONV_ROWS_PART = 0,
@@ -54,11 +68,7 @@ static bool is_direct(const struct aq_conv_shape *shape)
     return shape->K == 1 && shape->stride == 1 && conv_type(shape) == AQ_F32;
 }
 
-/*
- * Rows of a piece: as many as fit, evenly shared among the pieces. 0: one does not fit. `bytes` of a row, `round`: a
- * piece has a multiple of it.
- */
-static uint64_t rows_of_piece(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round)
+uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round)
 {
     const uint64_t room = cuda->conv_bytes / bytes;
     if (room == 0) return 0;
@@ -120,7 +130,7 @@ static enum aq_status rows_product(struct cuda_device *cuda, const struct aq_con
     const uint64_t pixels = out_pixels(shape), inner = shape->K * shape->K * shape->C;
     const uint64_t stride = conv_stride(inner, conv_type(shape)), bytes = stride * aq_element_bytes(conv_type(shape));
     const bool direct = is_direct(shape);
-    const uint64_t most = direct ? pixels : rows_of_piece(cuda, pixels, bytes, CONV_ROUND);
+    const uint64_t most = direct ? pixels : cuda_conv_rows(cuda, pixels, bytes, CONV_ROUND);
     for (uint64_t first = 0; first < pixels; first += most) {
         struct aq_matmul product = product_of(shape);
         product.M = pixels - first < most ? pixels - first : most;
@@ -145,6 +155,7 @@ enum aq_status cuda_conv(struct aq_device *device, const struct aq_conv *args, s
     const void *w;
     uint64_t w_stride;
     stream = cuda_stream_of(cuda, stream);
+    CONV_BY_CUDNN(cuda_cudnn_conv, "convolution");
     if (!conv_fits(cuda, shape)) return aq_cuda_conv(args, cuda_part(stream, 0), stream->at);
     AQ_TRY(conv_operand(shape, args->w, shape->K * shape->K * shape->C, shape->N, CONV_WEIGHTS_PART, stream, &w,
                         &w_stride));
@@ -189,8 +200,9 @@ enum aq_status cuda_conv_backward(struct aq_device *device, const struct aq_conv
                    stride = conv_stride(shape->K * shape->K * shape->C, AQ_F32);
     /* A sample's rows, and its gradient in 16 bits. */
     const uint64_t widest = stride > conv_stride(shape->N, AQ_F32) ? stride : conv_stride(shape->N, AQ_F32);
-    const uint64_t most = rows_of_piece(cuda, shape->samples, each * widest * sizeof(float), 1);
+    const uint64_t most = cuda_conv_rows(cuda, shape->samples, each * widest * sizeof(float), 1);
     stream = cuda_stream_of(cuda, stream);
+    CONV_BY_CUDNN(cuda_cudnn_conv_backward, "gradient of a convolution's inputs");
     if (!conv_fits(cuda, shape) || (shape->stride > 1 && most == 0))
         return aq_cuda_conv_backward(args, cuda_part(stream, 0), stream->at);
     if (is_direct(shape)) return product_back(cuda, args, shape->samples, stream);
@@ -213,8 +225,9 @@ enum aq_status cuda_conv_weights(struct aq_device *device, const struct aq_conv_
     const uint64_t stride = direct ? inner : conv_stride(inner, type);
     const uint64_t widest = stride > conv_stride(N, type) ? stride : conv_stride(N, type);
     stream = cuda_stream_of(cuda, stream);
+    CONV_BY_CUDNN(cuda_cudnn_conv_weights, "gradient of a convolution's weights");
     if (!conv_fits(cuda, shape)) return aq_cuda_conv_weights(args, cuda_part(stream, 0), stream->at);
-    const uint64_t most = direct ? pixels : rows_of_piece(cuda, pixels, widest * aq_element_bytes(type), CONV_ROUND);
+    const uint64_t most = direct ? pixels : cuda_conv_rows(cuda, pixels, widest * aq_element_bytes(type), CONV_ROUND);
     for (uint64_t first = 0; first < pixels; first += most) {
         struct aq_matmul product = product_of(shape);
         const uint64_t rows = pixels - first < most ? pixels - first : most;

@@ -1,12 +1,16 @@
 /*
- * cuda_cudnn.h -- attention by cuDNN, an alternative to our own kernels: the same operation of device_math.h, to
- * compare with, and to take where it is the faster. Used only by cuda_math.c and device_cuda.c.
+ * cuda_cudnn.h -- attention and convolutions by cuDNN, an alternative to our own kernels: the same operations of
+ * device_math.h, to compare with, and to take where they are the faster. Used only by the files of this folder.
  *
- * Off unless AQ_GPU_ATTENTION=cudnn, as two implementations round differently: all stages and all restarts of a job
- * must have made one choice (a checkpoint has it: the device's `rounding`). cuDNN 9.21 or newer, found by its header
- * when aqpipe is built and by its library when it runs. Our own kernels compute what cuDNN cannot do as required (fp32,
- * dropout, parts of samples, gradients in fp32, or no algorithm that cuDNN itself calls deterministic), and the log has
- * one line about it for each shape.
+ * Off unless AQ_GPU_ATTENTION=cudnn, or AQ_GPU_CONVOLUTION=cudnn, as two implementations round differently: all stages
+ * and all restarts of a job must have made one choice (a checkpoint has it: the device's `rounding`). cuDNN 9.21 or
+ * newer, found by its header when aqpipe is built and by its library when it runs. Our own kernels compute what cuDNN
+ * cannot do as required (attention in fp32, with dropout, of parts of samples, gradients in fp32; and any shape without
+ * an algorithm that cuDNN itself calls deterministic), and the log has one line about it for each shape.
+ *
+ * Map: cuda_cudnn.c the library, the plans that were made, and a call; cuda_cudnn_plan.c the descriptors that all
+ * graphs have, and the algorithm for a graph; cuda_cudnn_attention.c and cuda_cudnn_conv.c one graph each, with its
+ * addresses.
  *
  * Locking: none; calls of one device's `struct cuda_cudnn` come from one thread at a time, as those of its products.
  */
@@ -18,9 +22,9 @@
 #include "cuda_device.h"
 
 enum {
-    CUDNN_PLANS_MAX = 32,        /* shapes of a process, forward and backward each: two, four with a last micro-batch */
-    CUDNN_DESCRIPTORS_MAX = 128, /* of a plan: 30, and up to four for each algorithm that is tried */
-    CUDNN_CONFIGS_MAX = 16,      /* algorithms that are asked for */
+    CUDNN_PLANS_MAX = 512,       /* ResNet-50: 23 shapes, 3 operations, twice in pieces and with a last micro-batch */
+    CUDNN_DESCRIPTORS_MAX = 192, /* of a plan: 30, and up to four for each algorithm that is tried */
+    CUDNN_CONFIGS_MAX = 16,      /* algorithms that are asked for, of each kind of heuristics */
     CUDNN_VERSION_MIN = 92100    /* attention with a mask as one operation of its graph */
 };
 
@@ -45,11 +49,26 @@ struct cudnn_calls {
 #undef CUDNN_MEMBER
 };
 
-/* All that a plan depends on. Compared as bytes: no padding. */
+enum cudnn_operation {
+    CUDNN_ATTENTION,
+    CUDNN_ATTENTION_BACKWARD,
+    CUDNN_CONV,          /* y of x and w   */
+    CUDNN_CONV_BACKWARD, /* dx of dy and w */
+    CUDNN_CONV_WEIGHTS   /* dw of x and dy */
+};
+
+/* All that a plan depends on. Compared as bytes: no padding, and what an operation does not use is 0. */
 struct cudnn_key {
-    uint64_t samples, T, H, kv_heads, D, window;
-    uint32_t type;     /* AQ_BF16 or AQ_F16 */
-    uint32_t backward; /* 0 or 1 */
+    uint16_t operation, alignment; /* bytes: of the tensors in device memory */
+    uint32_t type;                 /* attention: AQ_BF16 or AQ_F16; a convolution: its compute */
+    union {
+        struct {
+            uint64_t samples, T, H, kv_heads, D, window, none;
+        } attention;
+        struct {
+            uint64_t samples, height, width, C, N, K, stride;
+        } conv;
+    };
 };
 
 /* An algorithm for one shape; plan is NULL where cuDNN has none, and `why` has the reason. */
@@ -66,9 +85,9 @@ struct cudnn_plan {
 
 /*
  * Makes the plan of key: the graph, the algorithms that cuDNN's heuristics name for it, the first of them that is
- * deterministic by its own notes, needs at most workspace_max bytes and can be made. handle: of the GPU that will run
- * it; or NULL, with `target`, a descriptor of the GPU's properties: for tests without a GPU. Without such an algorithm
- * plan->plan is NULL. cudnn_plan_drop frees what was made, and empties the plan.
+ * deterministic and exact by its own notes, needs at most workspace_max bytes and can be made. handle: of the GPU that
+ * will run it; or NULL, with `target`, a descriptor of the GPU's properties: for tests without a GPU. Without such an
+ * algorithm plan->plan is NULL. cudnn_plan_drop frees what was made, and empties the plan.
  */
 void cudnn_plan_make(const struct cudnn_calls *calls, const struct cudnn_key *key, cudnnHandle_t handle,
                      cudnnBackendDescriptor_t target, uint64_t workspace_max, struct cudnn_plan *plan);
@@ -77,12 +96,14 @@ void cudnn_plan_drop(struct cudnn_plan *plan);
 struct cuda_cudnn;
 
 /*
- * *out is NULL where AQ_GPU_ATTENTION is unset or "own". AQ_INVAL: it is something else than "own" or "cudnn";
- * AQ_NODEV: no library, or one that is too old; each logged in one line with its remedy.
+ * For attention, for convolutions, or both: what device_cuda.c has read in AQ_GPU_ATTENTION and AQ_GPU_CONVOLUTION.
+ * *out is NULL where it is for neither. AQ_NODEV: no library, or one that is too old; logged in one line.
  */
-enum aq_status cuda_cudnn_open(struct cuda_cudnn **out);
+enum aq_status cuda_cudnn_open(bool attends, bool convolves, struct cuda_cudnn **out);
 void cuda_cudnn_close(struct cuda_cudnn *cudnn); /* NULL is fine */
-size_t cuda_cudnn_version(const struct cuda_cudnn *cudnn);
+
+/* What a checkpoint has to name, behind the device's own: the version, and what it computes. Appended to text. */
+void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t bytes);
 
 /*
  * Enqueues attention, or its backward, on the stream; *done is false where it is left to our own kernels. lse is what
@@ -90,5 +111,17 @@ size_t cuda_cudnn_version(const struct cuda_cudnn *cudnn);
  */
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,
                                     const struct aq_stream *stream, bool *done);
+
+/*
+ * The same of a convolution. Results differ from those of cuda_conv_product.c in the order of sums only: operands are
+ * rounded alike, sums and results are fp32. Scratch: x in part 0, weights in part 1, dy in part 2, each only where it
+ * is rounded or stored in another order.
+ */
+enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, const struct aq_stream *stream,
+                               bool *done);
+enum aq_status cuda_cudnn_conv_backward(struct cuda_device *cuda, const struct aq_conv_backward *args,
+                                        const struct aq_stream *stream, bool *done);
+enum aq_status cuda_cudnn_conv_weights(struct cuda_device *cuda, const struct aq_conv_weights *args,
+                                       const struct aq_stream *stream, bool *done);
 
 #endif

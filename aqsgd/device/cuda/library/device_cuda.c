@@ -381,19 +381,30 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
-/* Another attention than our own, where the environment asks for it. */
+/* Does the environment ask for cuDNN here? */
+static enum aq_status cudnn_asked(const char *variable, bool *asked)
+{
+    const char *way = getenv(variable);
+    *asked = way && strcmp(way, "cudnn") == 0;
+    if (!way || !*way || *asked || strcmp(way, "own") == 0) return AQ_OK;
+    return aq_fail(AQ_INVAL, "device", "%s is \"%.40s\"; it must be own or cudnn", variable, way);
+}
+
+/* Other kernels than our own, where the environment asks for them. */
 static enum aq_status cudnn_open(struct cuda_device *cuda)
 {
+    bool attends, convolves;
+    AQ_TRY(cudnn_asked("AQ_GPU_ATTENTION", &attends));
+    AQ_TRY(cudnn_asked("AQ_GPU_CONVOLUTION", &convolves));
 #if AQ_WITH_CUDNN
-    return cuda_cudnn_open(&cuda->cudnn);
+    return cuda_cudnn_open(attends, convolves, &cuda->cudnn);
 #else
-    const char *way = getenv("AQ_GPU_ATTENTION");
     (void)cuda;
-    if (!way || !*way || strcmp(way, "own") == 0) return AQ_OK;
+    if (!attends && !convolves) return AQ_OK;
     return aq_fail(AQ_NODEV, "device",
-                   "AQ_GPU_ATTENTION is \"%.40s\", and this aqpipe was built without cuDNN: unset it, or build with "
-                   "cuDNN's headers (-DAQ_CUDNN=ON)",
-                   way);
+                   "%s is \"cudnn\", and this aqpipe was built without cuDNN: unset it, or build with cuDNN's headers "
+                   "(-DAQ_CUDNN=ON)",
+                   attends ? "AQ_GPU_ATTENTION" : "AQ_GPU_CONVOLUTION");
 #endif
 }
 
@@ -461,9 +472,7 @@ static void cuda_info(const struct aq_device *device, struct aq_device_info *out
     snprintf(out->rounding, sizeof out->rounding, "%.64s, sm_%d%d, %d processors, cuBLASLt %zu", cuda->probe.name,
              cuda->probe.major, cuda->probe.minor, cuda->probe.processors, cublasLtGetVersion());
 #if AQ_WITH_CUDNN
-    const size_t used = strlen(out->rounding);
-    if (cuda->cudnn)
-        snprintf(out->rounding + used, sizeof out->rounding - used, ", cuDNN %zu", cuda_cudnn_version(cuda->cudnn));
+    if (cuda->cudnn) cuda_cudnn_rounding(cuda->cudnn, out->rounding, sizeof out->rounding);
 #endif
 }
 

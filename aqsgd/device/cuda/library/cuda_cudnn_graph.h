@@ -1,0 +1,67 @@
+/*
+ * cuda_cudnn_graph.h -- the words in which cuda_cudnn_attention.c and cuda_cudnn_conv.c describe a graph
+ * (cuda_cudnn_plan.c), and the call that runs it (cuda_cudnn.c). Used only by these files.
+ *
+ * The first failure stays in the plan, with cuDNN's own text; what comes after it is not called. So a graph is written
+ * without a branch per call, and its maker looks at plan->failed once.
+ */
+#ifndef AQ_CUDA_CUDNN_GRAPH_H
+#define AQ_CUDA_CUDNN_GRAPH_H
+
+#include "cuda_cudnn.h"
+
+enum { CUDNN_ALIGNMENT = 16 }; /* bytes: of tensors in device memory, where they lie so */
+
+/* Sizes and strides in elements, the outermost dimension first. */
+struct cudnn_shape {
+    int64_t sizes[4], strides[4];
+};
+
+enum cudnn_place { CUDNN_ON_DEVICE, CUDNN_NOWHERE, CUDNN_BY_VALUE };
+
+cudnnBackendDescriptor_t cudnn_create(struct cudnn_plan *plan, cudnnBackendDescriptorType_t type);
+void cudnn_set(struct cudnn_plan *plan, cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+               cudnnBackendAttributeType_t type, int64_t count, const void *values);
+void cudnn_join(struct cudnn_plan *plan, cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+                cudnnBackendDescriptor_t part);
+void cudnn_finish(struct cudnn_plan *plan, cudnnBackendDescriptor_t what, const char *name);
+cudnnBackendDescriptor_t cudnn_tensor(struct cudnn_plan *plan, int64_t uid, cudnnDataType_t type,
+                                      const struct cudnn_shape *shape, enum cudnn_place place);
+
+/* The graph of some operations. handle: NULL for a graph inside of another, and for a GPU in words. */
+cudnnBackendDescriptor_t cudnn_graph(struct cudnn_plan *plan, int64_t count, const cudnnBackendDescriptor_t *operations,
+                                     cudnnHandle_t handle, const char *name);
+
+/* bf16, fp16 or fp32 as cuDNN names it. */
+cudnnDataType_t cudnn_type(uint32_t type);
+
+/* The graphs of the plan's key. */
+cudnnBackendDescriptor_t cudnn_attention_graph(struct cudnn_plan *plan, cudnnHandle_t handle);
+cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t handle);
+
+/* Where the tensors of a graph are when it runs, by the numbers that they have in it. */
+struct cudnn_addresses {
+    int64_t uids[16];
+    void *at[16];
+    int64_t count;
+};
+
+void cudnn_put(struct cudnn_addresses *addresses, int64_t uid, const void *at);
+
+/*
+ * The plan of key: one that was made before, or a further one; `text` names the shape in the log's one line about it.
+ * Its `plan` is NULL where cuDNN has none, or is not asked: obstacle has the reason, or is NULL.
+ */
+const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
+                                       const char *text, const char *obstacle);
+
+/* Enqueues the plan on the stream. AQ_CUDAERR: cuDNN refused, with its text; `what` names the operation. */
+enum aq_status cudnn_execute(struct cuda_cudnn *cudnn, const struct cudnn_plan *plan,
+                             const struct cudnn_addresses *addresses, void *workspace, const struct aq_stream *stream,
+                             const char *what);
+
+/* Was cuDNN asked for this? */
+bool cudnn_attends(const struct cuda_cudnn *cudnn);
+bool cudnn_convolves(const struct cuda_cudnn *cudnn);
+
+#endif

@@ -1,0 +1,261 @@
+/*
+ * test_cuda_cudnn.c -- what is asked of cuDNN, without a GPU: the emulated library checks each graph and computes it
+ * (cuda_host/runtime/cudnn_host.c). Results are those of the project's own kernels, and what cuDNN cannot do is theirs.
+ */
+#include "stage_help.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "codec_common.h"
+#include "conv_results.h"
+#include "cudnn.h"
+
+enum { TOKENS = 37, HEADS = 4, KEY_HEADS = 2, CHANNELS = 16 };
+
+struct attended {
+    uint16_t qkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], out[2 * TOKENS * HEADS * CHANNELS];
+    uint16_t dout[2 * TOKENS * HEADS * CHANNELS], dqkv_rounded[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS];
+    float dqkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], lse[2 * TOKENS * HEADS];
+};
+
+/* Attention there and back on a device of this environment; dropout is for the project's kernels. */
+static struct attended *attend(float dropout, bool rounded)
+{
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_rng_key keys[2] = {aq_rng_key(7, AQ_RNG_DROPOUT, 4, 0), aq_rng_key(7, AQ_RNG_DROPOUT, 4, 1)};
+    void *memory = NULL;
+    struct attended *copy = malloc(sizeof *copy);
+    assert_non_null(copy);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, sizeof *copy, &memory), AQ_OK);
+    struct attended *x = memory;
+    for (size_t i = 0; i < sizeof x->qkv / 2; i++)
+        x->qkv[i] = aq_bfloat_from_float((float)(i * 2654435761u % 256) / 128.0f - 1.0f);
+    for (size_t i = 0; i < sizeof x->dout / 2; i++)
+        x->dout[i] = aq_bfloat_from_float((float)(i * 2246822519u % 256) / 128.0f - 1.0f);
+    const struct aq_attention args = {.samples = 2,
+                                      .T = TOKENS,
+                                      .H = HEADS,
+                                      .kv_heads = KEY_HEADS,
+                                      .D = CHANNELS,
+                                      .T_mask = TOKENS,
+                                      .window = 9,
+                                      .type = AQ_BF16,
+                                      .qkv = x->qkv,
+                                      .out = x->out,
+                                      .lse = x->lse,
+                                      .dropout = {.probability = dropout, .keys = keys},
+                                      .dout = x->dout,
+                                      .dqkv = x->dqkv,
+                                      .dqkv_rounded = rounded ? x->dqkv_rounded : NULL};
+    assert_int_equal(aq_device_attention(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_device_attention_backward(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    struct aq_device_info info;
+    aq_device_info(device, &info);
+    assert_true(!strstr(info.rounding, "cuDNN 92801") == !getenv("AQ_GPU_ATTENTION"));
+    *copy = *x;
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, sizeof *x);
+    aq_device_close(device);
+    assert_int_equal(cudnn_host_open(), 0);
+    return copy;
+}
+
+static void near_16(const uint16_t *x, const uint16_t *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float one = aq_bfloat_to_float(x[i]), other = aq_bfloat_to_float(y[i]);
+        if (fabsf(one - other) > 0.02f + 0.02f * fabsf(other)) fail_msg("%zu: %g, %g", i, (double)one, (double)other);
+    }
+}
+
+/*
+ * Asked for, cuDNN computes what its graph has words for, by the first algorithm that is deterministic and can be made;
+ * the rest, and all where it has none, is the project's.
+ */
+static void test_attention_by_cudnn_is_the_house_s(void **state)
+{
+    (void)state;
+    static const struct {
+        struct cudnn_host_say say;
+        float dropout;
+        bool fp32;
+        int ran, algorithm;
+    } cases[] = {{{.version = 92801, .workspace = 4096}, 0, false, 2, 1},
+                 {{.version = 92801, .workspace = 4096, .failing = 0x6}, 0, false, 2, 3},
+                 {{.version = 92801, .workspace = 4096, .failing = 0xe}, 0, false, 0, 0},
+                 {{.version = 92801, .workspace = 64 << 20}, 0, false, 0, 0}, /* more than there is to work in */
+                 {{.version = 92801, .workspace = 4096}, 0.25f, false, 0, 0},
+                 {{.version = 92801, .workspace = 4096}, 0, true, 1, 1}}; /* backward in fp32 is the project's */
+    int algorithm;
+    quiet_begin();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsetenv("AQ_GPU_ATTENTION");
+        struct attended *own = attend(cases[i].dropout, !cases[i].fp32);
+        assert_int_equal(cudnn_host_ran(&algorithm), 0);
+        setenv("AQ_GPU_ATTENTION", "cudnn", 1);
+        cudnn_host_say(cases[i].say);
+        struct attended *by_cudnn = attend(cases[i].dropout, !cases[i].fp32);
+        assert_int_equal(cudnn_host_ran(&algorithm), cases[i].ran);
+        if (cases[i].ran) assert_int_equal(algorithm, cases[i].algorithm);
+        near_16(by_cudnn->out, own->out, sizeof own->out / 2);
+        if (!cases[i].fp32) near_16(by_cudnn->dqkv_rounded, own->dqkv_rounded, sizeof own->dqkv_rounded / 2);
+        free(own);
+        free(by_cudnn);
+    }
+    quiet_end();
+    cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
+    unsetenv("AQ_GPU_ATTENTION");
+}
+
+static void test_a_way_that_is_not_there_is_said(void **state)
+{
+    (void)state;
+    static const char *const variables[] = {"AQ_GPU_ATTENTION", "AQ_GPU_CONVOLUTION"};
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_device *device = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        struct aq_error_hold hold;
+        aq_error_hold(&hold);
+        setenv(variables[i], "flash", 1);
+        assert_int_equal(aq_device_open(&config, &device), AQ_INVAL);
+        assert_non_null(strstr(hold.text, variables[i]));
+        aq_error_release(&hold);
+        aq_error_hold(&hold);
+        setenv(variables[i], "cudnn", 1);
+        cudnn_host_say((struct cudnn_host_say){.version = 91900});
+        assert_int_equal(aq_device_open(&config, &device), AQ_NODEV);
+        assert_non_null(strstr(hold.text, variables[i]));
+        aq_error_release(&hold);
+        cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
+        setenv(variables[i], "own", 1);
+        assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+        aq_device_close(device);
+        unsetenv(variables[i]);
+    }
+}
+
+/* --- convolutions ----------------------------------------------------------------------------------------------- */
+
+static uint64_t conv_values(const struct aq_conv_shape *s)
+{
+    return s->samples * s->height * s->width * s->C + s->K * s->K * s->C * s->N +
+           s->samples * aq_conv_out(s->height, s->stride) * aq_conv_out(s->width, s->stride) * s->N;
+}
+
+/* With cuDNN and without: `ran` graphs by `algorithm`, and the same results to the order of sums. */
+static void convolve_both(const struct aq_conv_shape *shape, uint64_t conv_bytes, int ran, int algorithm)
+{
+    int by = 0;
+    unsetenv("AQ_GPU_CONVOLUTION");
+    float *own = conv_results(shape, conv_bytes, NULL);
+    assert_int_equal(cudnn_host_ran(&by), 0);
+    setenv("AQ_GPU_CONVOLUTION", "cudnn", 1);
+    float *other = conv_results(shape, conv_bytes, NULL);
+    const int count = cudnn_host_ran(&by);
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(cudnn_host_open(), 0);
+    if (count != ran || (ran && by != algorithm))
+        fail_msg("%llu x %llu, stride %llu: %d graphs by algorithm %d, not %d by %d", (unsigned long long)shape->height,
+                 (unsigned long long)shape->K, (unsigned long long)shape->stride, count, by, ran, algorithm);
+    for (uint64_t i = 0; i < conv_values(shape); i++)
+        if (!(fabsf(other[i] - own[i]) < 1e-4f * (1.0f + fabsf(own[i]))))
+            fail_msg("%llu x %llu, value %llu: %g by cuDNN, %g", (unsigned long long)shape->height,
+                     (unsigned long long)shape->K, (unsigned long long)i, (double)other[i], (double)own[i]);
+    aq_free(own);
+    aq_free(other);
+}
+
+/* Odd sizes, strides, 1 x 1, windows beyond the image; one channel, so that nothing is aligned; all precisions. */
+static void test_convolutions_by_cudnn_are_the_house_s(void **state)
+{
+    (void)state;
+    static const struct aq_conv_shape shapes[] = {{2, 11, 17, 12, 20, 3, 1, AQ_F32}, {5, 9, 7, 12, 20, 3, 2, AQ_F32},
+                                                  {2, 6, 5, 1, 3, 5, 3, AQ_F32},     {4, 6, 5, 16, 8, 1, 1, AQ_F32},
+                                                  {3, 8, 8, 8, 16, 1, 2, AQ_F32},    {2, 3, 2, 3, 5, 7, 2, AQ_F32}};
+    static const enum aq_element computes[] = {AQ_F32, AQ_TF32, AQ_BF16, AQ_F16};
+    for (size_t i = 0; i < 4 * sizeof shapes / sizeof shapes[0]; i++) {
+        struct aq_conv_shape shape = shapes[i / 4];
+        shape.compute = computes[i % 4];
+        /* In fp32 only the algorithm without tensor cores, which the fallback names. */
+        convolve_both(&shape, 0, 3, shape.compute == AQ_F32 ? 3 : 1);
+    }
+}
+
+/* In 16 bits a batch is cut where the scratch ends, the last piece smaller; in fp32 there is nothing to cut. */
+static void test_pieces_of_a_batch_are_the_whole(void **state)
+{
+    (void)state;
+    const struct aq_conv_shape rounded = {5, 9, 7, 12, 20, 3, 2, AQ_BF16}, exact = {5, 9, 7, 12, 20, 3, 2, AQ_F32};
+    const uint64_t sample = 9 * 7 * 12 * sizeof(uint16_t);
+    convolve_both(&rounded, 2 * sample, 9, 1);
+    convolve_both(&exact, 2 * sample, 3, 3);
+    quiet_begin();
+    convolve_both(&rounded, sample - 1, 0, 0); /* not even one fits */
+    quiet_end();
+}
+
+/* Where it has no algorithm, or too little room to work in, the kernels of the project do it and the log says so. */
+static void test_a_convolution_that_cudnn_cannot_do_is_the_house_s(void **state)
+{
+    (void)state;
+    const struct aq_conv_shape shape = {2, 11, 17, 12, 20, 3, 1, AQ_BF16};
+    static const struct {
+        struct cudnn_host_say say;
+        int ran, algorithm;
+    } cases[] = {{{.version = 92801, .workspace = 4096, .failing = 0x6}, 3, 3},
+                 {{.version = 92801, .workspace = 4096, .failing = 0xe}, 0, 0},
+                 {{.version = 92801, .workspace = 64 << 20}, 0, 0}};
+    quiet_begin();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cudnn_host_say(cases[i].say);
+        convolve_both(&shape, 0, cases[i].ran, cases[i].algorithm);
+    }
+    quiet_end();
+    cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
+}
+
+/* A checkpoint names what cuDNN computes. */
+static void test_the_rounding_names_what_cudnn_computes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *attention, *convolution, *end;
+    } cases[] = {{"own", "own", NULL},
+                 {"cudnn", "own", ", cuDNN 92801"},
+                 {"own", "cudnn", ", cuDNN 92801: convolutions"},
+                 {"cudnn", "cudnn", ", cuDNN 92801: attention and convolutions"}};
+    const struct aq_device_config config = {.kind = "cuda"};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct aq_device *device = NULL;
+        struct aq_device_info info;
+        setenv("AQ_GPU_ATTENTION", cases[i].attention, 1);
+        setenv("AQ_GPU_CONVOLUTION", cases[i].convolution, 1);
+        assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+        aq_device_info(device, &info);
+        const char *end = strstr(info.rounding, ", cuDNN");
+        if (cases[i].end)
+            assert_string_equal(end, cases[i].end);
+        else
+            assert_null(end);
+        aq_device_close(device);
+    }
+    unsetenv("AQ_GPU_ATTENTION");
+    unsetenv("AQ_GPU_CONVOLUTION");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention_by_cudnn_is_the_house_s),
+        cmocka_unit_test(test_a_way_that_is_not_there_is_said),
+        cmocka_unit_test(test_convolutions_by_cudnn_are_the_house_s),
+        cmocka_unit_test(test_pieces_of_a_batch_are_the_whole),
+        cmocka_unit_test(test_a_convolution_that_cudnn_cannot_do_is_the_house_s),
+        cmocka_unit_test(test_the_rounding_names_what_cudnn_computes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
