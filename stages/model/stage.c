@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "aqsgd/device_graph.h"
 #include "model_family.h"
 #include "stages/augment.h"
 
@@ -389,6 +390,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     AQ_TRY_GOTO(buffers_open(stage), out);
     AQ_TRY_GOTO(stage_layers_open(stage), out);
     AQ_TRY_GOTO(stage_layers_fill(stage), out);
+    if (!mine.inference) AQ_TRY_GOTO(aq_device_graph_open(device, &stage->graph), out); /* no token is like the last */
     *out = stage;
     return AQ_OK;
 out:
@@ -399,6 +401,7 @@ out:
 void aq_stage_close(struct aq_stage *stage)
 {
     if (!stage) return;
+    aq_device_graph_close(stage->device, stage->graph);
     stage_layers_close(stage);
     const struct aq_stage_size *size = &stage->size;
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->workspace, size->workspace_bytes);

@@ -14,6 +14,7 @@
 #include "cuda_conv_product.c"
 #include "cuda_cudnn.c"
 #include "cuda_cudnn_plan.c"
+#include "cuda_graph.c"
 #include "cuda_math.c"
 #include "cuda_matmul.c"
 #include "cuda_plan.c"

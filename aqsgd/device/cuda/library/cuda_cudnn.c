@@ -180,6 +180,29 @@ static cudnnStatus_t execute(struct cuda_cudnn *cudnn, const struct cudnn_plan *
     return status;
 }
 
+/* All that cuda_cudnn_attention gives to cuDNN, whose plan follows from the key. *only: it is not to be made. */
+static enum aq_status attention_list(const struct aq_attention *args, const struct cudnn_key *key,
+                                     const struct aq_stream *stream, bool *only)
+{
+    struct {
+        struct cudnn_key key;
+        const void *qkv, *out, *lse, *dout, *dqkv, *dqkv_rounded, *workspace;
+        double scale;
+    } call;
+    static_assert(sizeof call == sizeof(struct cudnn_key) + 8 * 8, "no padding: calls are compared as bytes");
+    memset(&call, 0, sizeof call);
+    call.key = *key;
+    call.qkv = args->qkv;
+    call.out = args->out;
+    call.lse = args->lse;
+    call.dout = args->dout;
+    call.dqkv = args->dqkv;
+    call.dqkv_rounded = args->dqkv_rounded;
+    call.workspace = stream->workspace;
+    call.scale = (double)args->scale;
+    return aq_cuda_list_call("cuDNN's attention", &call, sizeof call, stream->at, only);
+}
+
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,
                                     const struct aq_stream *stream, bool *done)
 {
@@ -199,6 +222,8 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
     const bool large = backward && dqkv_bytes > CUDA_WORKSPACE_BYTES;
     const struct cudnn_plan *plan = plan_of(cudnn, &key, large ? dqkv_bytes : CUDA_WORKSPACE_BYTES);
     if (!plan->plan) return AQ_OK;
+    AQ_TRY(attention_list(args, &key, stream, done));
+    if (*done) return AQ_OK;
     struct addresses addresses = {.count = 0};
     const float scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf((float)args->D), fill = -INFINITY;
     const int32_t window = (int32_t)key.window;
