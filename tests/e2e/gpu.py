@@ -363,8 +363,10 @@ def scenario_gpu_graphs():
         check(losses(f"{name}-graphs") == losses(name), f"{name}: losses {losses(f'{name}-graphs')}, without graphs {losses(name)}")
         check(weights(f"{name}-graphs") == weights(name), f"{name}: model.safetensors differs with graphs")
         found = passes(f"{name}-graphs")
+        if name == "split":
+            check(not found and "a split backward (zb-h1) exchanges buffers" in logs("split-graphs"), f"split: {found}")
+            continue
         check(len(found) >= 2 and all(launched > all_ // 4 for launched, all_ in found), f"{name}: {found} passes were graphs")
-        print(name, found)
     os.environ["AQ_GPU_GRAPHS"] = "2"
     refused("no such way", manifest("none", **base), r'AQ_GPU_GRAPHS is "2"; it must be 0 or 1', 2)
     os.environ.pop("AQ_GPU_GRAPHS")
