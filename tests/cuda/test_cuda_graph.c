@@ -17,7 +17,10 @@ static struct aq_device *device;
 static float *x, *more_x /* three times x */, *ones, *identity, *between, *y[OUTPUTS], *rstd, *pinned;
 static struct aq_graph *graph;
 
-/* What a pass enqueues: the first rows of y = norm(x + x), or norm(x + more_x), by zeroes, a copy, a product and a kernel with a factor. */
+/*
+ * What a pass enqueues: the first rows of y = norm(x + x), or norm(x + more_x), by zeroes, a copy, a product and a
+ * kernel with a factor.
+ */
 static struct pass {
     float epsilon;
     int output, more_input;
@@ -41,13 +44,8 @@ static enum aq_status pass_enqueue(struct aq_stream *stream)
                                       .c_stride = C,
                                       .compute = AQ_F32,
                                       .accumulate = true};
-    const struct aq_rmsnorm norm = {.rows = pass.rows,
-                                    .C = C,
-                                    .epsilon = pass.epsilon,
-                                    .x = between,
-                                    .gamma = ones,
-                                    .y = to,
-                                    .rstd = rstd};
+    const struct aq_rmsnorm norm = {
+        .rows = pass.rows, .C = C, .epsilon = pass.epsilon, .x = between, .gamma = ones, .y = to, .rstd = rstd};
     AQ_TRY(aq_device_zero(device, to, COUNT * sizeof *to, stream));
     AQ_TRY(aq_device_copy(device, between, x, COUNT * sizeof *x, stream));
     AQ_TRY(aq_device_matmul(device, &product, stream));
@@ -336,8 +334,12 @@ static void test_it_is_asked_for_by_the_environment(void **state)
     static const struct {
         const char *graphs, *sync, *words;
         bool has;
-    } cases[] = {{NULL, NULL, NULL, false}, {"", NULL, NULL, false},  {"0", "1", NULL, false},
-                 {"1", "0", NULL, true},    {"1", NULL, NULL, true},  {"yes", NULL, "it must be 0 or 1", false},
+    } cases[] = {{NULL, NULL, NULL, false},
+                 {"", NULL, NULL, false},
+                 {"0", "1", NULL, false},
+                 {"1", "0", NULL, true},
+                 {"1", NULL, NULL, true},
+                 {"yes", NULL, "it must be 0 or 1", false},
                  {"1", "1", "AQ_SYNC=1 waits after every kernel", false}};
     const struct aq_device_config config = {.kind = "cuda"};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

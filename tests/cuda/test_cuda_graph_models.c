@@ -1,6 +1,6 @@
 /*
- * test_cuda_graph_models.c -- stages whose passes are launched as graphs learn bit for bit as without: models of several
- * families, adapters, dropout, micro-batches of which the last is smaller, weights of two versions, two stages.
+ * test_cuda_graph_models.c -- stages whose passes are launched as graphs learn bit for bit as without: models of
+ * several families, adapters, dropout, micro-batches of which the last is smaller, weights of two versions, two stages.
  *
  * Of each form five steps of two micro-batches. All kernels are emulated; AQ_TESTS=long takes all forms.
  */
@@ -35,13 +35,22 @@ struct form {
 
 static const struct form forms[] = {
     {.name = "gpt2 with dropout", .kind = "gpt2", .dropout = 0.1f, .always = true},
-    {.name = "gpt2 in bf16, tied, logits in pieces", .kind = "gpt2", .precision = AQ_STAGE_BF16, .tied = true,
-     .logits_rows = 5, .always = true},
+    {.name = "gpt2 in bf16, tied, logits in pieces",
+     .kind = "gpt2",
+     .precision = AQ_STAGE_BF16,
+     .tied = true,
+     .logits_rows = 5,
+     .always = true},
     {.name = "gpt2, two versions, two stages", .kind = "gpt2", .versions = 2, .cut = true, .always = true},
     {.name = "gpt2, recomputed", .kind = "gpt2", .recompute = true, .dropout = 0.1f},
     {.name = "llama, split backward", .kind = "llama", .split = true, .precision = AQ_STAGE_FP16, .always = true},
-    {.name = "llama, adapters on 4 bits", .kind = "llama", .rank = 2, .dropout = 0.1f, .store = AQ_FROZEN_NF4,
-     .precision = AQ_STAGE_BF16, .always = true},
+    {.name = "llama, adapters on 4 bits",
+     .kind = "llama",
+     .rank = 2,
+     .dropout = 0.1f,
+     .store = AQ_FROZEN_NF4,
+     .precision = AQ_STAGE_BF16,
+     .always = true},
     {.name = "qwen3_5", .kind = "qwen3_5"},
     {.name = "resnet", .kind = "resnet", .always = true},
     {.name = "bert with lengths", .kind = "bert", .lengths = true, .dropout = 0.1f, .always = true},
@@ -84,7 +93,7 @@ static void model_small(struct aq_model_config *model)
     model->head_dim = 8;
     model->mlp = 22;
     if (strcmp(model->kind, "qwen3_5") != 0) return;
-    const uint32_t own[6] = {2, 2, 4, 5, 3, 3}; /* attention in every second block; heads, channels and taps of others */
+    const uint32_t own[6] = {2, 2, 4, 5, 3, 3}; /* attention in every second block; the others */
     for (int i = 0; i < 6; i++)
         model->own[i] = own[i];
 }
@@ -224,7 +233,8 @@ static void run_update(struct run *run, uint64_t step)
                          AQ_OK);
         assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
         if (two) /* the next step is of the other gradients, and every other of the weights before */
-            aq_stage_use(stage, &(struct aq_stage_use){.previous = step % 2 == 0, .gradients = (uint32_t)(step + 1) % 2});
+            aq_stage_use(stage,
+                         &(struct aq_stage_use){.previous = step % 2 == 0, .gradients = (uint32_t)(step + 1) % 2});
         assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
     }
 }

@@ -87,7 +87,7 @@ struct cuda_device {
     struct cuda_probe probe;
     int owner_fd;
     bool graphs; /* AQ_GPU_GRAPHS=1 */
-    bool check; /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
+    bool check;  /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
     struct aq_stream *own; /* of calls that name none */
     struct aq_mutex *lock; /* of the arena and of held */
     uint8_t *arena;        /* one allocation, from the plan */

@@ -91,8 +91,8 @@ static enum aq_status list_enter(struct aq_cuda_list *list, const char *name, cu
 enum aq_status aq_cuda_list_launch(struct aq_cuda_list *list, const char *name, const void *kernel, dim3 grid,
                                    dim3 block, size_t shared, cudaStream_t stream)
 {
-    const uint64_t extents[8] = {reinterpret_cast<uintptr_t>(kernel), grid.x, grid.y, grid.z, block.x, block.y,
-                                 block.z, shared};
+    const uint64_t extents[8] = {
+        reinterpret_cast<uintptr_t>(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, shared};
     const enum aq_status status = list_enter(list, name, stream);
     if (status == AQ_OK) aq_cuda_list_put(list, extents, sizeof extents);
     return status;

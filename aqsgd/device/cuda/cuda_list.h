@@ -1,7 +1,7 @@
 /*
  * cuda_list.h -- the list of a graph (cuda_graph.c): what a thread enqueues while it has one, as bytes that are equal
- * only if the work is: all kernels, extents and arguments. Launches of kernels add themselves (cuda_launch.cuh); copies,
- * zeroes and calls of libraries do by aq_cuda_list_call. Plain C.
+ * only if the work is: all kernels, extents and arguments. Launches of kernels add themselves (cuda_launch.cuh);
+ * copies, zeroes and calls of libraries do by aq_cuda_list_call. Plain C.
  *
  * Locking: a list belongs to one thread.
  */

@@ -1,19 +1,19 @@
 /*
- * device_graph.h -- work that is enqueued again and again with the same arguments costs one launch. That needs
- * a GPU and AQ_GPU_GRAPHS=1 in the environment. Else *out is NULL, and the functions below do nothing.
+ * device_graph.h -- work that is enqueued again and again with the same arguments costs one launch. That needs a GPU
+ * and AQ_GPU_GRAPHS=1 in the environment. Else *out of open is NULL, and with that the functions below do nothing.
  *
  *     AQ_TRY(aq_device_graph_begin(device, graph, stream));
  *     do
  *         status = enqueue(stream); // mathematics, copies of device and pinned memory, zeroes; all on this stream
  *     while (aq_device_graph_again(device, graph, &status));
  *
- * The device first only notes what is enqueued: every kernel with its extents and all bytes of its arguments. If a graph
- * of exactly these bytes was recorded, it is launched. If not, again returns true and the work runs as always; if the
- * same bytes come a second time, it is recorded while it is enqueued again. So a graph never has an argument of another
- * time, and whatever may change between two passes (addresses, sizes, factors) may be an argument. What the host does in
- * `enqueue` besides must have the same result if it is done twice.
+ * The device first only notes what is enqueued: every kernel with its extents and all bytes of its arguments. If a
+ * graph of exactly these bytes was recorded, it is launched. If not, again returns true and the work runs as always; if
+ * the same bytes come a second time, it is recorded while it is enqueued again. So a graph never has an argument of
+ * another time, and whatever may change between two passes (addresses, sizes, factors) may be an argument. What the
+ * host does in `enqueue` besides must have the same result if it is done twice.
  *
- * A graph belongs to the thread that uses it. It keeps up to 128 recordings; then the one whose use is longest ago goes.
+ * A graph belongs to the thread that uses it. It keeps up to 128 recordings, those that were used last.
  */
 #ifndef AQSGD_DEVICE_GRAPH_H
 #define AQSGD_DEVICE_GRAPH_H

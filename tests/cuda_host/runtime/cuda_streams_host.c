@@ -56,8 +56,8 @@ struct CUstream_st {
     struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
     const void *owner;        /* a thread */
     int gpu;
-    uint64_t noted, done; /* works, ever */
-    cudaError_t error;    /* the first; stays */
+    uint64_t noted, done;  /* works, ever */
+    cudaError_t error;     /* the first; stays */
     cudaGraph_t recording; /* NULL: it is not */
     bool invalid;          /* the recording */
     struct work works[WORKS_MAX];
@@ -68,7 +68,7 @@ struct CUevent_st {
     int gpu;
     uint64_t position, passed_ns;
     bool timed, recorded; /* recorded: in a graph */
-    uint32_t looks; /* that are still told that it is not there */
+    uint32_t looks;       /* that are still told that it is not there */
 };
 
 static cudaStream_t streams;
@@ -171,7 +171,6 @@ static int note_work(cudaStream_t stream, struct work work)
     const cudaError_t error = early() ? stream_run(stream, stream->noted) : cudaSuccess;
     return error == cudaErrorNotReady ? cudaSuccess : error;
 }
-
 
 /* Copies may go to the stream of any GPU; a kernel only to one of the thread's own (CUDA's guide, multi-device). */
 static int note_kernel(void *stream, struct cuda_host_work work)

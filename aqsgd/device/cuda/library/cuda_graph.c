@@ -48,8 +48,8 @@ struct aq_graph {
     enum graph_phase phase;
     struct aq_cuda_list list;
     struct graph_known known[GRAPHS_MAX];
-    struct graph_known *mine;  /* of the list of this pass; NULL: it is not kept */
-    cudaEvent_t passed;  /* the last launch */
+    struct graph_known *mine; /* of the list of this pass; NULL: it is not kept */
+    cudaEvent_t passed;       /* the last launch */
     uint64_t passes, launched, recorded;
 };
 
@@ -62,8 +62,9 @@ enum aq_status cuda_graph_wanted(bool *wanted)
     if (text && *text && !*wanted && strcmp(text, "0") != 0)
         return aq_fail(AQ_INVAL, "device", "AQ_GPU_GRAPHS is \"%.40s\"; it must be 0 or 1", text);
     if (*wanted && sync && sync[0] == '1')
-        return aq_fail(AQ_INVAL, "device", "AQ_SYNC=1 waits after every kernel, which a graph cannot; unset it, or "
-                                           "AQ_GPU_GRAPHS");
+        return aq_fail(AQ_INVAL, "device",
+                       "AQ_SYNC=1 waits after every kernel, which a graph cannot; unset it, or "
+                       "AQ_GPU_GRAPHS");
     return AQ_OK;
 }
 
@@ -186,7 +187,8 @@ static enum aq_status list_check(const struct aq_graph *graph)
         return aq_fail(AQ_NOSPC, "device", "a pass has more than %d bytes of launches, too many for a graph" GRAPH_OFF,
                        LIST_BYTES);
     if (!graph->mine || is_listed(graph, graph->mine)) return AQ_OK;
-    return aq_fail(AQ_MISMATCH, "device", "a pass of %u launches was not the same twice" GRAPH_OFF, graph->list.launches);
+    return aq_fail(AQ_MISMATCH, "device", "a pass of %u launches was not the same twice" GRAPH_OFF,
+                   graph->list.launches);
 }
 
 /* true: the same work once more. */
