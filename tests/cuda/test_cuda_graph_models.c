@@ -28,7 +28,7 @@ struct form {
     enum aq_stage_precision precision;
     float dropout;
     uint32_t rank, versions, logits_rows;
-    bool recompute, split, cut, tied, lengths;
+    bool recompute, split, cut, tied, lengths, dora;
     enum aq_frozen_store store;
     bool always; /* else only with AQ_TESTS=long */
 };
@@ -52,6 +52,12 @@ static const struct form forms[] = {
      .precision = AQ_STAGE_BF16,
      .always = true},
     {.name = "qwen3_5", .kind = "qwen3_5"},
+    {.name = "gemma2", .kind = "gemma2", .tied = true},
+    {.name = "lfm2 in bf16", .kind = "lfm2", .precision = AQ_STAGE_BF16},
+    {.name = "modernbert", .kind = "modernbert", .lengths = true},
+    {.name = "deberta", .kind = "deberta", .lengths = true, .dropout = 0.1f},
+    {.name = "llama, adapters with lengths of rows", .kind = "llama", .rank = 2, .dora = true},
+    {.name = "pyramid", .kind = "pyramid"},
     {.name = "resnet", .kind = "resnet", .always = true},
     {.name = "bert with lengths", .kind = "bert", .lengths = true, .dropout = 0.1f, .always = true},
 };
@@ -74,28 +80,38 @@ struct outcome {
     uint64_t count, launched, launches; /* launches: of kernels in one step, as listed one by one */
 };
 
+static bool is_kind(const struct aq_model_config *model, const char *kind)
+{
+    return strcmp(model->kind, kind) == 0;
+}
+
 /* As small as the kind can be. */
 static void model_small(struct aq_model_config *model)
 {
+    const bool encodes = is_kind(model, "bert") || is_kind(model, "deberta") || is_kind(model, "modernbert");
     model->vocabulary = 37;
-    if (strcmp(model->kind, "resnet") == 0) {
-        model->own[3] = 10; /* depth   */
-        model->own[4] = 4;  /* filters */
+    if (is_kind(model, "resnet") || is_kind(model, "pyramid")) {
+        const uint32_t own[5] = {4, 3, 0, 10, 4}; /* width and levels; depth and filters */
+        for (int i = is_kind(model, "resnet") ? 3 : 0; i < (is_kind(model, "resnet") ? 5 : 2); i++)
+            model->own[i] = own[i];
         model->vocabulary = 7;
         return;
     }
-    model->blocks = 2;
-    model->heads = strcmp(model->kind, "gpt2") == 0 || strcmp(model->kind, "bert") == 0 ? 2 : 4;
+    model->blocks = is_kind(model, "lfm2") ? 3 : 2;
+    model->heads = is_kind(model, "gpt2") || encodes ? 2 : 4;
     model->channels = 16;
     model->context = T + 1;
-    if (model->heads == 2) return;
-    model->kv_heads = 2;
-    model->head_dim = 8;
-    model->mlp = 22;
-    if (strcmp(model->kind, "qwen3_5") != 0) return;
-    const uint32_t own[6] = {2, 2, 4, 5, 3, 3}; /* attention in every second block; the others */
-    for (int i = 0; i < 6; i++)
-        model->own[i] = own[i];
+    model->mlp = is_kind(model, "gpt2") || is_kind(model, "deberta") ? model->mlp : 22;
+    model->window = model->window ? 5 : 0;
+    if (is_kind(model, "lfm2")) model->attention_blocks = 2;
+    if (is_kind(model, "lfm2")) model->attention_blocks_high = 0;
+    if (!encodes && !is_kind(model, "gpt2")) model->kv_heads = 2;
+    if (!encodes && !is_kind(model, "gpt2")) model->head_dim = 8;
+    const uint32_t deberta[8] = {0, 0, 0, 24, 6, 0, 3, 12}, delta[6] = {2, 2, 4, 5, 3, 3};
+    for (int i = 3; i < 8 && is_kind(model, "deberta"); i++)
+        if (deberta[i]) model->own[i] = deberta[i];
+    for (int i = 0; i < 6 && is_kind(model, "qwen3_5"); i++)
+        model->own[i] = delta[i];
 }
 
 static struct aq_stage_config config_of(const struct form *form)
@@ -115,7 +131,8 @@ static struct aq_stage_config config_of(const struct form *form)
     config.split = form->split;
     config.versions = form->versions;
     config.frozen_store = form->store;
-    config.lora = (struct aq_lora_config){.rank = form->rank, .alpha = 1.5f, .dropout = form->rank ? form->dropout : 0};
+    config.lora = (struct aq_lora_config){
+        .rank = form->rank, .alpha = 1.5f, .dropout = form->rank ? form->dropout : 0, .dora = form->dora};
     config.layer_end = aq_model_layers(&config.model);
     return config;
 }
@@ -298,8 +315,81 @@ static void test_stages_learn_the_same_with_graphs(void **state)
     }
 }
 
+/* --- how many launches a graph is in place of ------------------------------------------------------------------- */
+
+struct counted {
+    const char *name, *kind;
+    bool inner;      /* a stage of blocks alone */
+    uint32_t blocks; /* of the model that is named, or its stage */
+};
+
+/* Launches of one micro-batch, forward and backward, in bf16 with heads of 64. */
+static uint64_t launches_of(const struct counted *of, uint32_t blocks)
+{
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_stage_config stage_config = help_config(blocks + (of->inner ? 2 : 0), 2, 128, 61, 1, 16);
+    struct aq_device *device = NULL;
+    struct aq_stage *stage = NULL;
+    float *cut[4] = {0};
+    int32_t tokens[16];
+    const uint64_t bytes = 16 * 128 * sizeof(float);
+    if (strcmp(of->kind, "llama") == 0) {
+        aq_model_config_default(&stage_config.model, "llama");
+        stage_config.model.blocks = blocks;
+        stage_config.model.heads = 2;
+        stage_config.model.kv_heads = 1;
+        stage_config.model.channels = stage_config.model.mlp = 128;
+        stage_config.model.vocabulary = 61;
+        stage_config.model.context = 16;
+        stage_config.model.qk_norm = true;
+    }
+    stage_config.precision = AQ_STAGE_BF16;
+    stage_config.logits_16bit = true;
+    stage_config.tied_rows = of->inner || strcmp(of->kind, "llama") == 0 ? 0 : 16;
+    stage_config.layer_first = of->inner ? 1 : 0;
+    stage_config.layer_end = of->inner ? 1 + blocks : blocks + 2;
+    setenv("AQ_GPU_GRAPHS", "1", 1);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_stage_open(device, &stage_config, &stage), AQ_OK);
+    help_init(stage, 5);
+    help_tokens(tokens, 16, 1, 61);
+    for (int i = 0; i < 4 && of->inner; i++)
+        assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, (void **)&cut[i]), AQ_OK);
+    const struct aq_batch batch = help_batch(tokens, tokens, NULL, 1, 16);
+    const struct aq_stage_input input = {.batch = &batch, .x = cut[0], .loss_factor = 0.25f};
+    uint64_t launches = 0;
+    for (int step = 0; step < 4; step++) {
+        const uint64_t before = cuda_runtime_host_graph_works();
+        assert_int_equal(aq_stage_forward(stage, 0, &input, cut[1], NULL, NULL), AQ_OK);
+        assert_int_equal(aq_stage_backward(stage, 0, cut[2], cut[3], NULL), AQ_OK);
+        assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+        launches = cuda_runtime_host_graph_works() - before;
+    }
+    for (int i = 0; i < 4; i++)
+        aq_device_free(device, AQ_MEMORY_DEVICE, cut[i], bytes);
+    aq_stage_close(stage);
+    aq_device_close(device);
+    return launches;
+}
+
+static void test_each_block_has_as_many_launches(void **state)
+{
+    (void)state;
+    static const struct counted all[] = {{"gpt2-124m", "gpt2", false, 12},
+                                         {"an inner stage of 6 blocks of gpt2-1.5b", "gpt2", true, 6},
+                                         {"qwen3-0.6b", "llama", false, 28}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const uint64_t one = launches_of(&all[i], 1), two = launches_of(&all[i], 2), more = two - one;
+        assert_true(one > 0 && two > one);
+        assert_int_equal(launches_of(&all[i], 3), two + more);
+        print_message("%s: %llu launches for a micro-batch, %llu in each block\n", all[i].name,
+                      (unsigned long long)(one + (all[i].blocks - 1) * more), (unsigned long long)more);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stages_learn_the_same_with_graphs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stages_learn_the_same_with_graphs),
+                                       cmocka_unit_test(test_each_block_has_as_many_launches)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,8 +135,9 @@ bool cuda_runtime_host_pinned(const void *memory);
  * error, and the recording is invalid.
  */
 cudaError_t cuda_runtime_host_unsafe(void);
-/* For tests: launches of graphs since the start; the next instantiation fails for lack of memory. */
+/* For tests: launches of graphs since the start, and what was in them; the next instantiation lacks memory. */
 uint64_t cuda_runtime_host_graph_launches(void);
+uint64_t cuda_runtime_host_graph_works(void);
 void cuda_runtime_host_graph_fails(void);
 
 #endif

@@ -75,7 +75,7 @@ static cudaStream_t streams;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static _Thread_local char self;
 static _Thread_local cudaStream_t recorder; /* the thread's stream that records */
-static _Atomic uint64_t graph_launches;
+static _Atomic uint64_t graph_launches, graph_works;
 static bool graph_fails;
 
 static uint32_t looks_drawn(void)
@@ -406,6 +406,11 @@ uint64_t cuda_runtime_host_graph_launches(void)
     return graph_launches;
 }
 
+uint64_t cuda_runtime_host_graph_works(void)
+{
+    return graph_works;
+}
+
 void cuda_runtime_host_graph_fails(void)
 {
     graph_fails = true;
@@ -467,6 +472,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     exec->stream = stream;
     exec->position = stream->noted;
     graph_launches++;
+    graph_works += exec->graph->count;
     return (cudaError_t)error;
 }
 
