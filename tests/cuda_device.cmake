@@ -48,6 +48,8 @@ aq_cuda_on_host_test(test_cuda_device LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_vocabulary LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_graph LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_graph_models LIBS codec_common LABELS quick computes TIMEOUT 900 ENVIRONMENT CUDA_HOST_WATCH=0)
+aq_test_again(cuda_graph_cudnn OF test_cuda_graph_models LABELS computes TIMEOUT 900
+  ENVIRONMENT CUDA_HOST_WATCH=0 AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0)
 aq_cuda_on_host_test(test_cuda_lock LABELS quick)
 aq_cuda_on_host_test(test_cuda_gpus LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device LIBS codec_common LABELS quick)

@@ -319,11 +319,12 @@ static void test_stages_learn_the_same_with_graphs(void **state)
 
 struct counted {
     const char *name, *kind;
+    enum aq_stage_precision precision;
     bool inner;      /* a stage of blocks alone */
     uint32_t blocks; /* of the model that is named, or its stage */
 };
 
-/* Launches of one micro-batch, forward and backward, in bf16 with heads of 64. */
+/* Launches of one micro-batch, forward and backward, with heads of 64. */
 static uint64_t launches_of(const struct counted *of, uint32_t blocks)
 {
     const struct aq_device_config config = {.kind = "cuda"};
@@ -343,7 +344,7 @@ static uint64_t launches_of(const struct counted *of, uint32_t blocks)
         stage_config.model.context = 16;
         stage_config.model.qk_norm = true;
     }
-    stage_config.precision = AQ_STAGE_BF16;
+    stage_config.precision = of->precision;
     stage_config.logits_16bit = true;
     stage_config.tied_rows = of->inner || strcmp(of->kind, "llama") == 0 ? 0 : 16;
     stage_config.layer_first = of->inner ? 1 : 0;
@@ -375,9 +376,10 @@ static uint64_t launches_of(const struct counted *of, uint32_t blocks)
 static void test_each_block_has_as_many_launches(void **state)
 {
     (void)state;
-    static const struct counted all[] = {{"gpt2-124m", "gpt2", false, 12},
-                                         {"an inner stage of 6 blocks of gpt2-1.5b", "gpt2", true, 6},
-                                         {"qwen3-0.6b", "llama", false, 28}};
+    static const struct counted all[] = {{"gpt2-124m", "gpt2", AQ_STAGE_BF16, false, 12},
+                                         {"small-gpt2 of bench stage, fp32", "gpt2", AQ_STAGE_FP32, false, 6},
+                                         {"an inner stage of 6 blocks of gpt2-1.5b", "gpt2", AQ_STAGE_BF16, true, 6},
+                                         {"qwen3-0.6b", "llama", AQ_STAGE_BF16, false, 28}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const uint64_t one = launches_of(&all[i], 1), two = launches_of(&all[i], 2), more = two - one;
         assert_true(one > 0 && two > one);
