@@ -11,7 +11,7 @@
 #include "aqsgd/device_graph.h"
 #include "cuda_runtime_api.h"
 
-enum { ROWS = 3, C = 40, COUNT = ROWS * C, OUTPUTS = 2, GRAPHS = 128 /* that a graph keeps */ };
+enum { ROWS = 3, C = 40, COUNT = ROWS * C, OUTPUTS = 2, GRAPHS = 256 /* that a graph keeps */ };
 
 static struct aq_device *device;
 static float *x, *more_x /* three times x */, *ones, *identity, *between, *y[OUTPUTS], *rstd, *pinned;

@@ -29,7 +29,7 @@
 #include "cuda_device.h"
 
 enum {
-    GRAPHS_MAX = 128,     /* a stage of 8 slots and 9 buffers of an edge has 72 forwards in turn, at the worst */
+    GRAPHS_MAX = 256,     /* 64 slots with two buffers at a cut, forward and backward, of two versions of weights */
     LIST_BYTES = 4 << 20, /* 48 blocks have about 1,200 launches of 150 bytes: 180 KB */
 };
 
