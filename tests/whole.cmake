@@ -73,7 +73,8 @@ endfunction()
 aq_slow(
   test_wrapped_folders test_codec_distributions test_codec test_codec_ec test_daemon test_metrics_file conform_codec
   test_plot
-  test_split_data test_cuda_grad test_split_audit test_cuda_codec test_cuda_device conform_collective_device
+  test_split_data test_cuda_grad test_split_audit test_cuda_codec test_cuda_device test_cuda_graph_models
+  conform_collective_device
   conform_grad_device conform_device_cuda_plain test_device_training_cuda conform_device_cuda_cudnn
   conform_device_cuda_warps test_bench_allreduce_on_host test_huggingface test_text_tokens test_edge_processes_cuda
   test_edge_cuda test_chat_transformers test_sampling_reference e2e_images e2e_isolated e2e_codecs e2e_warmup

@@ -343,7 +343,7 @@ static enum aq_status backward(const struct layer_run *run, const void *x, const
         if (!state->dlogits) AQ_TRY(head_chunk_backward(run, first, some));
     }
     if (dlogits_kept(run)) AQ_TRY(head_chunk_backward(run, 0, rows));
-    state->logits_slot = 0;
+    if (state->logits_slot != run->slot_index + 1) state->logits_slot = 0; /* another's are gone; a second time, too */
     if (!norm_learns(run->layer)) return AQ_OK;
     if (!dx) dx = state->unused;
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "aqsgd/device_graph.h"
 #include "model_family.h"
 #include "stages/augment.h"
 
@@ -364,6 +365,18 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     return AQ_OK;
 }
 
+/* Generation has none: no token is like the last one. */
+static enum aq_status graph_open(struct aq_stage *stage)
+{
+    if (stage->config.inference) return AQ_OK;
+    AQ_TRY(aq_device_graph_open(stage->device, &stage->graph));
+    if (!stage->graph || !stage->config.split) return AQ_OK;
+    aq_device_graph_close(stage->device, stage->graph);
+    stage->graph = NULL;
+    aq_log("stage", 1, "AQ_GPU_GRAPHS has no effect here: a split backward (zb-h1) exchanges buffers in each pass");
+    return AQ_OK;
+}
+
 enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_config *config, struct aq_stage **out)
 {
     struct aq_stage_size size;
@@ -389,6 +402,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     AQ_TRY_GOTO(buffers_open(stage), out);
     AQ_TRY_GOTO(stage_layers_open(stage), out);
     AQ_TRY_GOTO(stage_layers_fill(stage), out);
+    AQ_TRY_GOTO(graph_open(stage), out);
     *out = stage;
     return AQ_OK;
 out:
@@ -399,6 +413,7 @@ out:
 void aq_stage_close(struct aq_stage *stage)
 {
     if (!stage) return;
+    aq_device_graph_close(stage->device, stage->graph);
     stage_layers_close(stage);
     const struct aq_stage_size *size = &stage->size;
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->workspace, size->workspace_bytes);

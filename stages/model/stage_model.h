@@ -23,6 +23,7 @@ struct stage_published {
 enum { PUBLISHED_CONFIG_BYTES = 4 << 20 }; /* 65536 labels with names and numbers take 3.5 million */
 
 struct decoder_family; /* model_family.h */
+struct aq_graph;       /* aqsgd/device_graph.h */
 
 struct stage_model {
     const char *kind;
@@ -198,6 +199,7 @@ struct aq_stage {
     void *host;               /* pinned: what slots have there, and behind them `shared` */
     float *shared;            /* size.shared floats: sums of shared gradients; then as many of this stage's own */
     void *structs;            /* the host structs of layers and slots */
+    struct aq_graph *graph;   /* of passes that repeat; NULL: the device has none */
 };
 
 /* stage_stream.c: can its residual stream be what it has? AQ_INVAL. */

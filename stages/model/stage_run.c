@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "aqsgd/device_graph.h"
 #include "stage_model.h"
 
 static bool is_last(const struct aq_stage *stage)
@@ -275,7 +276,12 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
     slot->dropped = config->model.dropout > 0.0f && train;
     slot->adapters_dropped = config->lora.dropout > 0.0f && train;
     AQ_TRY(input_take(stage, index, input, stream));
-    AQ_TRY(forward_layers(stage, index, config->layer_first == 0 ? NULL : input->x, y, stream));
+    enum aq_status status;
+    AQ_TRY(aq_device_graph_begin(stage->device, stage->graph, stream));
+    do
+        status = forward_layers(stage, index, config->layer_first == 0 ? NULL : input->x, y, stream);
+    while (aq_device_graph_again(stage->device, stage->graph, &status));
+    AQ_TRY(status);
     slot->forwarded = train && (!last || slot->compares);
     if (!last || !slot->compares || !loss) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(stage->device, stream));
@@ -332,6 +338,18 @@ static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uin
     return AQ_OK;
 }
 
+static enum aq_status backward_layers(struct aq_stage *stage, uint32_t index, const float *dy, float *dx,
+                                      struct aq_stream *stream)
+{
+    const float *gradient = is_last(stage) ? NULL : dy;
+    bool made = false;
+    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);)
+        AQ_TRY(backward_layer(stage, index, l, dx, &gradient, &made, stream));
+    const struct layer_run first = run_of(stage, index, 0, stream);
+    if (!dx || first.layer->passes) return AQ_OK;
+    return aq_device_zero(stage->device, dx, first.rows_in * first.layer->in.columns * sizeof *dx, stream);
+}
+
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const float *dy, float *dx,
                                  struct aq_stream *stream)
 {
@@ -343,13 +361,21 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const f
         return aq_fail(AQ_INVAL, "stage", "backward of an inner stage needs room for its input's gradient");
     stage->slots[index].forwarded = false;
     stage->slots[index].halved = stage->config.split;
-    const float *gradient = is_last(stage) ? NULL : dy;
-    bool made = false;
-    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);)
-        AQ_TRY(backward_layer(stage, index, l, dx, &gradient, &made, stream));
-    const struct layer_run first = run_of(stage, index, 0, stream);
-    if (!dx || first.layer->passes) return AQ_OK;
-    return aq_device_zero(stage->device, dx, first.rows_in * first.layer->in.columns * sizeof *dx, stream);
+    enum aq_status status;
+    AQ_TRY(aq_device_graph_begin(stage->device, stage->graph, stream));
+    do
+        status = backward_layers(stage, index, dy, dx, stream);
+    while (aq_device_graph_again(stage->device, stage->graph, &status));
+    return status;
+}
+
+static enum aq_status weights_layers(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
+{
+    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);) {
+        const struct layer_run run = run_of(stage, index, l, stream);
+        if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
+    }
+    return AQ_OK;
 }
 
 enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
@@ -357,11 +383,12 @@ enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct a
     if (index >= stage->config.slots || !stage->slots[index].halved)
         return aq_fail(AQ_INVAL, "stage", "the weight half of slot %u: no split backward went before", index);
     stage->slots[index].halved = false;
-    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);) {
-        const struct layer_run run = run_of(stage, index, l, stream);
-        if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
-    }
-    return AQ_OK;
+    enum aq_status status;
+    AQ_TRY(aq_device_graph_begin(stage->device, stage->graph, stream));
+    do
+        status = weights_layers(stage, index, stream);
+    while (aq_device_graph_again(stage->device, stage->graph, &status));
+    return status;
 }
 
 enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,

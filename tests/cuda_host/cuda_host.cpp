@@ -660,7 +660,7 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
     return e.failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-static int (*taker)(void *stream, int (*run)(void *context), void *context);
+static int (*taker)(void *stream, cuda_host_work work);
 static void (*copier)(void *to, const void *from, size_t bytes);
 static void (*setter)(void *to, int value, size_t bytes);
 
@@ -669,14 +669,18 @@ static int held_run(void *context)
     auto *work = static_cast<std::function<cudaError_t()> *>(context);
     const cudaError_t error = (*work)();
     if (error != cudaSuccess) std::fprintf(stderr, "cuda_host: %s\n", self().error.c_str());
-    delete work;
     return error;
+}
+
+static void held_drop(void *context)
+{
+    delete static_cast<std::function<cudaError_t()> *>(context);
 }
 
 cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work)
 {
     if (!taker || !stream) return work();
-    return static_cast<cudaError_t>(taker(stream, held_run, new std::function<cudaError_t()>(work)));
+    return static_cast<cudaError_t>(taker(stream, {held_run, held_drop, new std::function<cudaError_t()>(work)}));
 }
 
 cudaError_t enqueue_set(void *stream, void *to, int value, size_t bytes)
@@ -703,7 +707,7 @@ cudaError_t enqueue_copy(void *stream, void *to, const void *from, size_t bytes)
 
 } // namespace cuda_host
 
-void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context),
+void cuda_host_later(int (*take)(void *stream, struct cuda_host_work work),
                      void (*copy)(void *to, const void *from, size_t bytes),
                      void (*set)(void *to, int value, size_t bytes))
 {

@@ -27,11 +27,16 @@ uint64_t cuda_host_launches(void);
 uint64_t cuda_host_blocks(void);
 
 /*
- * Launches, copies and sets that name a stream go to `take` from now on, which runs them (once; the context is theirs)
- * when the stream gets there. They answer what take answers; what it runs answers 0 or a cudaError_t. copy and set are
- * how memory is copied and set then.
+ * Launches, copies and sets that name a stream go to `take` from now on, which runs them when the stream gets there, as
+ * often as it likes, and drops them after that. They answer what take answers; what it runs answers 0 or a cudaError_t.
+ * copy and set are how memory is copied and set then.
  */
-void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context),
+struct cuda_host_work {
+    int (*run)(void *context);
+    void (*drop)(void *context);
+    void *context;
+};
+void cuda_host_later(int (*take)(void *stream, struct cuda_host_work work),
                      void (*copy)(void *to, const void *from, size_t bytes),
                      void (*set)(void *to, int value, size_t bytes));
 

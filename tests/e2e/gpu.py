@@ -382,3 +382,37 @@ def scenario_images_gpu():
         check(said, f"resumed with other convolutions, and no warning: {log[-2000:]}")
     os.environ.pop("AQ_GPU_CONVOLUTION")
     no_workers("images_gpu")
+
+
+def scenario_gpu_graphs():
+    """With AQ_GPU_GRAPHS=1 passes are launched as graphs, and a job has the bits that it has without: the default codec, dropout,
+    a smaller last micro-batch, staleness, adapters, split backward, and a resume in the middle."""
+    base = {**SMALL, "data.train_samples_max": 7, "train.micro_batch": 2, "train.epochs": 6, "model.dropout": 0.1, "checkpoint.every": "4 steps",
+            "pipeline.stages": on_gpus(0, 0)}
+    ways = {"default": {}, "stale": {"train.staleness": 1}, "lora": {"lora.rank": 2, "lora.alpha": 4, "lora.dropout": 0.1},
+            "split": {"pipeline.schedule": "zb-h1", "model.precision": "bf16"}}
+
+    def passes(name):
+        """(launched as graphs, all) of both stages, by the end of their logs."""
+        return [tuple(int(n) for n in found) for found in re.findall(r"graphs: (\d+) of (\d+) passes were one launch; \d+ were recorded", logs(name))]
+
+    for name, keys in ways.items():
+        launch(manifest(name, **{**base, **keys}))
+        check(not passes(name), f"{name}: graphs that nobody asked for: {passes(name)}")
+        os.environ["AQ_GPU_GRAPHS"] = "1"
+        path = manifest(f"{name}-graphs", **{**base, **keys})
+        if name == "default":
+            interrupt("worker", path, 6)
+        launch(path, *(("--resume",) if name == "default" else ()))
+        os.environ.pop("AQ_GPU_GRAPHS")
+        check(losses(f"{name}-graphs") == losses(name), f"{name}: losses {losses(f'{name}-graphs')}, without graphs {losses(name)}")
+        check(weights(f"{name}-graphs") == weights(name), f"{name}: model.safetensors differs with graphs")
+        found = passes(f"{name}-graphs")
+        if name == "split":
+            check(not found and "a split backward (zb-h1) exchanges buffers" in logs("split-graphs"), f"split: {found}")
+            continue
+        check(len(found) >= 2 and all(launched > all_ // 4 for launched, all_ in found), f"{name}: {found} passes were graphs")
+    os.environ["AQ_GPU_GRAPHS"] = "2"
+    refused("no such way", manifest("none", **base), r'AQ_GPU_GRAPHS is "2"; it must be 0 or 1', 1)
+    os.environ.pop("AQ_GPU_GRAPHS")
+    no_workers("gpu_graphs")

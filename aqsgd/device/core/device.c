@@ -189,6 +189,27 @@ enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *
     return device->ops->event_query(device, event);
 }
 
+enum aq_status aq_device_graph_open(struct aq_device *device, struct aq_graph **out)
+{
+    *out = NULL;
+    return device->ops->graph_open ? device->ops->graph_open(device, out) : AQ_OK;
+}
+
+void aq_device_graph_close(struct aq_device *device, struct aq_graph *graph)
+{
+    if (graph) device->ops->graph_close(device, graph);
+}
+
+enum aq_status aq_device_graph_begin(struct aq_device *device, struct aq_graph *graph, struct aq_stream *stream)
+{
+    return graph ? device->ops->graph_begin(device, graph, stream) : AQ_OK;
+}
+
+bool aq_device_graph_again(struct aq_device *device, struct aq_graph *graph, enum aq_status *status)
+{
+    return graph && device->ops->graph_again(device, graph, status);
+}
+
 enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
                               struct aq_stream *stream)
 {

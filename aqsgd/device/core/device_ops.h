@@ -2,13 +2,15 @@
  * device_ops.h -- the table of functions that a backend fills; private to this folder.
  *
  * A new backend is one file that defines `const struct aq_device_ops aq_device_NAME` and one line in devices.def. Every
- * slot but `codec`, `grad` and `stream_native` is mandatory. A backend's device starts with struct aq_device. Slots
- * mean the same as the functions of that name in device.h and device_math.h; device.c has already done their checks.
+ * slot but `codec`, `grad`, `stream_native` and those of graphs is mandatory. A backend's device starts with struct
+ * aq_device. Slots mean the same as the functions of that name in device.h, device_graph.h and device_math.h; device.c
+ * has already done their checks.
  */
 #ifndef AQ_DEVICE_OPS_H
 #define AQ_DEVICE_OPS_H
 
 #include "aqsgd/device.h"
+#include "aqsgd/device_graph.h"
 #include "aqsgd/device_math.h"
 
 struct aq_codec_launchers; /* codec/codec_internal.h */
@@ -40,6 +42,10 @@ struct aq_device_ops {
     enum aq_status (*event_query)(struct aq_device *device, struct aq_event *event);
     enum aq_status (*event_elapsed)(struct aq_device *device, struct aq_event *first, struct aq_event *last,
                                     uint64_t *ns);
+    enum aq_status (*graph_open)(struct aq_device *device, struct aq_graph **out); /* NULL: no graphs */
+    void (*graph_close)(struct aq_device *device, struct aq_graph *graph);
+    enum aq_status (*graph_begin)(struct aq_device *device, struct aq_graph *graph, struct aq_stream *stream);
+    bool (*graph_again)(struct aq_device *device, struct aq_graph *graph, enum aq_status *status);
     enum aq_status (*copy)(struct aq_device *device, void *to, const void *from, size_t bytes,
                            struct aq_stream *stream);
     enum aq_status (*zero)(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);

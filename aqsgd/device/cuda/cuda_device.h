@@ -3,7 +3,7 @@
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
  * (cuBLASLt); cuda_conv_product.c convolutions by them; cuda_math.c the rest of device_math.h, which cuda_*.cu compute;
- * cuda_cudnn.c attention and convolutions by cuDNN.
+ * cuda_cudnn.c attention and convolutions by cuDNN; cuda_graph.c work that is launched again at once.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda_kernels.h"
+#include "cuda_list.h"
 #include "device_ops.h"
 
 #define CUDA_WANTED "device: cuda: " /* the start of a line with the reason why there is no GPU */
@@ -85,7 +86,8 @@ struct cuda_device {
     struct aq_device base;
     struct cuda_probe probe;
     int owner_fd;
-    bool check; /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
+    bool graphs; /* AQ_GPU_GRAPHS=1 */
+    bool check;  /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
     struct aq_stream *own; /* of calls that name none */
     struct aq_mutex *lock; /* of the arena and of held */
     uint8_t *arena;        /* one allocation, from the plan */
@@ -154,6 +156,15 @@ extern const struct aq_grad_launchers aq_grad_launchers_cuda;
  * 0: one does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
  */
 uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round);
+
+/* cuda_graph.c: aq_device_graph_* */
+enum aq_status cuda_graph_wanted(bool *wanted); /* AQ_GPU_GRAPHS. AQ_INVAL: it is neither 0 nor 1, or AQ_SYNC is 1 */
+enum aq_status cuda_graph_open(struct aq_device *device, struct aq_graph **out);
+void cuda_graph_close(struct aq_device *device, struct aq_graph *graph);
+enum aq_status cuda_graph_begin(struct aq_device *device, struct aq_graph *graph, struct aq_stream *stream);
+bool cuda_graph_again(struct aq_device *device, struct aq_graph *graph, enum aq_status *status);
+/* Before what no graph can hold. AQ_INVAL: the thread's work is being listed for one. */
+enum aq_status cuda_outside_graphs(const char *what);
 
 /* cuda_matmul.c */
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);

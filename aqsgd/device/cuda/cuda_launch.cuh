@@ -33,6 +33,7 @@
 #define AQ_CUDA_LAUNCH_CUH
 
 #include "aqsgd/base/status.h"
+#include "cuda_list.h"
 
 #ifdef AQ_CUDA_HOST
 #include "cuda_host.h"
@@ -83,11 +84,34 @@ enum aq_status aq_cuda_launched(const char *kernel, dim3 grid, dim3 block, size_
  */
 uint64_t aq_cuda_shared_max(void);
 
+/* Into the thread's list, without the arguments. AQ_INVAL: the stream is not the list's. */
+enum aq_status aq_cuda_list_launch(struct aq_cuda_list *list, const char *name, const void *kernel, dim3 grid,
+                                   dim3 block, size_t shared, cudaStream_t stream);
+
+/* An argument, whose padding is made zero: bytes that nobody reads must not make two lists differ. */
+template <class V> inline void aq_cuda_list_value(struct aq_cuda_list *list, V value)
+{
+#ifdef __has_builtin
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&value);
+#endif
+#endif
+    aq_cuda_list_put(list, &value, sizeof value);
+}
+
 /* AQ_LAUNCH's function. */
 template <class... P, class... A>
 inline enum aq_status aq_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                      cudaStream_t stream, A... args)
 {
+    struct aq_cuda_list *const list = aq_cuda_list();
+    if (list) {
+        const enum aq_status status = aq_cuda_list_launch(list, name, reinterpret_cast<const void *>(kernel), grid,
+                                                          block, shared, stream);
+        if (status != AQ_OK) return status;
+        (aq_cuda_list_value(list, static_cast<P>(args)), ...);
+        if (!list->enqueues) return AQ_OK;
+    }
 #ifdef AQ_CUDA_HOST
     const cudaError_t error = cuda_host::launch(name, kernel, grid, block, shared, stream, static_cast<P>(args)...);
 #else

@@ -155,6 +155,12 @@ static size_t size_of(const uint8_t *memory, size_t align)
     return bytes;
 }
 
+bool cuda_runtime_host_pinned(const void *memory)
+{
+    const uint8_t *at = memory;
+    return pinned_region && at >= pinned_region && at < pinned_region + REGION;
+}
+
 size_t cuda_runtime_host_size(const void *memory)
 {
     return size_of(memory, DEVICE_ALIGN);
@@ -162,6 +168,7 @@ size_t cuda_runtime_host_size(const void *memory)
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     if (bytes > cuda_runtime_host_all() - memory_used) return cudaErrorMemoryAllocation;
     uint8_t *memory = pages_take(&region, &region_used, bytes, DEVICE_ALIGN);
     if (!memory) return cudaErrorMemoryAllocation;
@@ -174,6 +181,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
 cudaError_t cudaFree(void *memory)
 {
     if (!memory) return cudaSuccess;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     (void)cuda_runtime_host_finish(); /* as CUDA's waits */
     const size_t bytes = size_of(memory, DEVICE_ALIGN);
     memory_used -= bytes;
@@ -186,6 +194,7 @@ cudaError_t cudaFree(void *memory)
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     *out = pages_take(&pinned_region, &pinned_used, bytes, PINNED_ALIGN);
     return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
@@ -193,6 +202,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 cudaError_t cudaFreeHost(void *memory)
 {
     if (!memory) return cudaSuccess;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     (void)cuda_runtime_host_finish();
     pages_return(memory, size_of(memory, PINNED_ALIGN), PINNED_ALIGN);
     return cudaSuccess;

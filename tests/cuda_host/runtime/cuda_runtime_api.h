@@ -30,7 +30,13 @@ typedef enum cudaError {
     cudaErrorDeviceUninitialized = 201,
     cudaErrorMapBufferObjectFailed = 205,
     cudaErrorInvalidResourceHandle = 400,
-    cudaErrorNotReady = 600
+    cudaErrorIllegalState = 401,
+    cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorCapturedEvent = 907,
+    cudaErrorStreamCaptureWrongThread = 908
 } cudaError_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 } cudaDataType_t;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
@@ -53,6 +59,13 @@ struct cudaDeviceProp {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2
+};
 
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetDeviceCount(int *count);
@@ -80,7 +93,14 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEvent_t last);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 /* For tests: what the driver says of itself (0: there is none), how many GPUs there are, their compute capability. */
 void cuda_runtime_host_driver(int version, int count, int major, int minor);
@@ -110,5 +130,16 @@ void cuda_runtime_host_set(void *to, int value, size_t bytes);
 void cuda_runtime_host_wrote(void *memory, size_t bytes);
 /* The GPU of this thread. */
 int cuda_runtime_host_current(void);
+/* cuda_memory_host.c: memory of cudaHostAlloc. */
+bool cuda_runtime_host_pinned(const void *memory);
+/*
+ * Before a call that CUDA does not allow to a thread while a stream records its work (cudaStreamBeginCapture): its
+ * error, and the recording is invalid.
+ */
+cudaError_t cuda_runtime_host_unsafe(void);
+/* For tests: launches of graphs since the start, and what was in them; the next instantiation lacks memory. */
+uint64_t cuda_runtime_host_graph_launches(void);
+uint64_t cuda_runtime_host_graph_works(void);
+void cuda_runtime_host_graph_fails(void);
 
 #endif

@@ -103,7 +103,10 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-    return error == cudaSuccess ? "no error" : "an error";
+    return error == cudaSuccess                         ? "no error"
+           : error == cudaErrorStreamCaptureUnsupported ? "operation not permitted when stream is capturing"
+           : error == cudaErrorStreamCaptureInvalidated ? "operation failed due to a previous error during capture"
+                                                        : "an error";
 }
 
 const char *cudaGetErrorName(cudaError_t error)

@@ -10,6 +10,11 @@
  * another process takes N ms, one after another, to those who look: who tells that process too early reads what it
  * writes next.
  *
+ * Graphs: a stream that records (cudaStreamBeginCapture) keeps its work for the graph instead, with arguments as they
+ * are then. A launch of the graph puts all of it on a stream. What CUDA forbids meanwhile fails with CUDA's error and
+ * makes the recording invalid: waits, looks at events, allocations, copies of pageable memory, events of other streams,
+ * what NCCL does. Here all of that is forbidden to the recording thread, whatever the stream; CUDA allows some of it.
+ *
  * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
  * ready, and who waits for it without an end is shown.
  *
@@ -31,17 +36,33 @@ enum {
 
 struct work {
     int (*run)(void *context);
+    void (*drop)(void *context); /* NULL: the context is somebody else's */
     void *context;
     bool foreign; /* another rank's: it may take for ever */
+};
+
+/* Work that was recorded; of a graph and of what is instantiated from it. */
+struct CUgraph_st {
+    uint32_t users;
+    size_t count, room;
+    struct work *works;
+};
+
+struct CUgraphExec_st {
+    cudaGraph_t graph;
+    cudaStream_t stream; /* of its last launch, which ends at */
+    uint64_t position;
 };
 
 struct CUstream_st {
     struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
     const void *owner;        /* a thread */
     int gpu;
-    uint64_t noted, done; /* works, ever */
-    cudaError_t error;    /* the first; stays */
-    uint64_t due_ns;      /* when the last copy from another process has had its time */
+    uint64_t noted, done;  /* works, ever */
+    cudaError_t error;     /* the first; stays */
+    cudaGraph_t recording; /* NULL: it is not */
+    bool invalid;          /* the recording */
+    uint64_t due_ns;       /* when the last copy from another process has had its time */
     struct work works[WORKS_MAX];
 };
 
@@ -49,13 +70,16 @@ struct CUevent_st {
     cudaStream_t stream; /* NULL: never recorded */
     int gpu;
     uint64_t position, passed_ns, due_ns;
-    bool timed;
-    uint32_t looks; /* that are still told that it is not there */
+    bool timed, recorded; /* recorded: in a graph */
+    uint32_t looks;       /* that are still told that it is not there */
 };
 
 static cudaStream_t streams;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static _Thread_local char self;
+static _Thread_local cudaStream_t recorder; /* the thread's stream that records */
+static _Atomic uint64_t graph_launches, graph_works;
+static bool graph_fails;
 
 static uint32_t looks_drawn(void)
 {
@@ -79,6 +103,7 @@ static cudaError_t stream_run(cudaStream_t stream, uint64_t position)
         const struct work work = stream->works[stream->done % WORKS_MAX];
         const cudaError_t error = (cudaError_t)work.run(work.context);
         if (error == cudaErrorNotReady) return error;
+        if (work.drop) work.drop(work.context);
         stream->done++;
         if (stream->error == cudaSuccess) stream->error = error;
     }
@@ -104,24 +129,57 @@ static cudaError_t all_run(void)
     return cudaSuccess;
 }
 
+static void graph_leave(cudaGraph_t graph)
+{
+    if (--graph->users > 0) return;
+    for (size_t i = 0; i < graph->count; i++)
+        if (graph->works[i].drop) graph->works[i].drop(graph->works[i].context);
+    free(graph->works);
+    free(graph);
+}
+
+cudaError_t cuda_runtime_host_unsafe(void)
+{
+    if (!recorder) return cudaSuccess;
+    recorder->invalid = true;
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+static int record(cudaStream_t stream, struct work work)
+{
+    cudaGraph_t graph = stream->recording;
+    const bool bad = work.foreign || stream != recorder;
+    if (stream->invalid || bad) {
+        stream->invalid = true;
+        if (work.drop) work.drop(work.context);
+        return bad ? cudaErrorStreamCaptureUnsupported : cudaErrorStreamCaptureInvalidated;
+    }
+    if (graph->count == graph->room) {
+        const size_t room = graph->room ? 2 * graph->room : 64;
+        struct work *works = realloc(graph->works, room * sizeof *works);
+        if (!works) abort();
+        graph->works = works;
+        graph->room = room;
+    }
+    graph->works[graph->count++] = work;
+    return cudaSuccess;
+}
+
 /* Takes the context. */
 static int note_work(cudaStream_t stream, struct work work)
 {
+    if (stream->recording) return record(stream, work);
     if (stream->noted - stream->done == WORKS_MAX) (void)stream_finish(stream, stream->done + 1, "a full stream");
     stream->works[stream->noted++ % WORKS_MAX] = work;
     const cudaError_t error = early() ? stream_run(stream, stream->noted) : cudaSuccess;
     return error == cudaErrorNotReady ? cudaSuccess : error;
 }
 
-static int note(void *stream, int (*run)(void *context), void *context)
-{
-    return note_work(stream, (struct work){run, context, false});
-}
-
 /* Copies may go to the stream of any GPU; a kernel only to one of the thread's own (CUDA's guide, multi-device). */
-static int note_kernel(void *stream, int (*run)(void *context), void *context)
+static int note_kernel(void *stream, struct cuda_host_work work)
 {
-    if (((cudaStream_t)stream)->gpu == cuda_runtime_host_current()) return note(stream, run, context);
+    if (((cudaStream_t)stream)->gpu == cuda_runtime_host_current())
+        return note_work(stream, (struct work){work.run, work.drop, work.context, false});
     fprintf(stderr, "a kernel for the stream of GPU %d while the thread's is GPU %d\n", ((cudaStream_t)stream)->gpu,
             cuda_runtime_host_current());
     return cudaErrorInvalidResourceHandle;
@@ -129,7 +187,7 @@ static int note_kernel(void *stream, int (*run)(void *context), void *context)
 
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context)
 {
-    return (cudaError_t)note_work(stream, (struct work){run, context, true});
+    return (cudaError_t)note_work(stream, (struct work){run, NULL, context, true});
 }
 
 bool cuda_runtime_host_waits(void)
@@ -143,13 +201,33 @@ bool cuda_runtime_host_waits(void)
     return false;
 }
 
+struct later {
+    int (*run)(void *context);
+    size_t bytes;
+    max_align_t context[];
+};
+
+/* Each run has a copy of its own: a graph runs it again. */
+static int later_run(void *context)
+{
+    struct later *later = context;
+    void *copy = malloc(later->bytes);
+    if (!copy) return cudaErrorMemoryAllocation;
+    memcpy(copy, later->context, later->bytes);
+    const int error = later->run(copy);
+    if (error == cudaErrorNotReady) free(copy); /* it is asked again */
+    return error;
+}
+
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes)
 {
     if (!stream) return cudaErrorInvalidValue; /* the backend never uses the legacy stream */
-    void *copy = malloc(bytes);
-    if (!copy) return cudaErrorMemoryAllocation;
-    memcpy(copy, context, bytes);
-    return (cudaError_t)note(stream, run, copy);
+    struct later *later = malloc(sizeof *later + bytes);
+    if (!later) return cudaErrorMemoryAllocation;
+    later->run = run;
+    later->bytes = bytes;
+    memcpy(later->context, context, bytes);
+    return (cudaError_t)note_work(stream, (struct work){later_run, free, later, false});
 }
 
 cudaError_t cuda_runtime_host_finish(void)
@@ -180,6 +258,10 @@ static int copy_run(void *context)
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     (void)kind;
+    /* Of pageable memory CUDA takes a copy at once, or waits: no graph can. */
+    const bool pageable = (!cuda_host_is_device(to) && !cuda_runtime_host_pinned(to)) ||
+                          (!cuda_host_is_device(from) && !cuda_runtime_host_pinned(from));
+    if (stream && stream->recording && pageable) return cuda_runtime_host_unsafe();
     const struct copy copy = {.to = to, .from = from, .bytes = bytes};
     const char *wish = getenv("CUDA_HOST_COPY_MS");
     if (wish && stream && cuda_ipc_host_is_mapped(from)) {
@@ -199,6 +281,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
     *out = calloc(1, sizeof **out);
     if (!*out) return cudaErrorMemoryAllocation;
@@ -214,11 +297,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     return stream_finish(stream, stream->noted, "cudaStreamDestroy");
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     return stream ? stream_finish(stream, stream->noted, "cudaStreamSynchronize") : cudaErrorInvalidValue;
 }
 
@@ -259,6 +344,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     if (!stream || !event) return cudaErrorInvalidValue;
     if (event->gpu != stream->gpu) return cudaErrorInvalidResourceHandle;
+    event->recorded = stream->recording != NULL; /* a node of the graph, which passes nothing yet */
+    if (event->recorded) return stream->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
     if (event->timed) (void)cuda_runtime_host_later(stream, stamp_run, &event, sizeof(cudaEvent_t));
     event->stream = stream;
     event->position = stream->noted;
@@ -283,6 +370,10 @@ static int wait_run(void *context)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     if (!stream || !event || flags != 0) return cudaErrorInvalidValue;
+    if (event->recorded || (event->stream && stream->recording)) { /* what is not recorded, and what is, do not meet */
+        if (recorder) recorder->invalid = true;
+        return cudaErrorStreamCaptureIsolation;
+    }
     if (!event->stream) return cudaSuccess;
     const struct wait wait = {.stream = event->stream, .position = event->position};
     return cuda_runtime_host_later(stream, wait_run, &wait, sizeof wait);
@@ -291,6 +382,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (!event) return cudaErrorInvalidValue;
+    if (event->recorded) return cudaErrorCapturedEvent;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     if (!event->stream) return cudaSuccess;
     const bool done = event->stream->done >= event->position;
     if (!done && aq_clock_ns() < event->due_ns) return cudaErrorNotReady;
@@ -301,10 +394,114 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return stream_run(event->stream, event->position);
 }
 
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    if (!event) return cudaErrorInvalidValue;
+    if (event->recorded) return cudaErrorCapturedEvent;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
+    return event->stream ? stream_finish(event->stream, event->position, "cudaEventSynchronize") : cudaSuccess;
+}
+
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEvent_t last)
 {
     if (!first->timed || !last->timed || !first->stream || !last->stream) return cudaErrorInvalidValue;
     if (first->stream->done < first->position || last->stream->done < last->position) return cudaErrorNotReady;
     *milliseconds = (float)((double)last->passed_ns - (double)first->passed_ns) * 1e-6f;
+    return cudaSuccess;
+}
+
+/* --- graphs ----------------------------------------------------------------------------------------------------- */
+
+uint64_t cuda_runtime_host_graph_launches(void)
+{
+    return graph_launches;
+}
+
+uint64_t cuda_runtime_host_graph_works(void)
+{
+    return graph_works;
+}
+
+void cuda_runtime_host_graph_fails(void)
+{
+    graph_fails = true;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    if (!stream || mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue; /* others are for others */
+    if (stream->recording || recorder) return cudaErrorIllegalState;
+    stream->recording = calloc(1, sizeof *stream->recording);
+    if (!stream->recording) return cudaErrorMemoryAllocation;
+    stream->recording->users = 1;
+    stream->invalid = false;
+    recorder = stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
+{
+    *out = NULL;
+    if (!stream || !stream->recording) return cudaErrorIllegalState;
+    if (stream != recorder) return cudaErrorStreamCaptureWrongThread;
+    cudaGraph_t graph = stream->recording;
+    stream->recording = NULL;
+    recorder = NULL;
+    if (stream->invalid) {
+        graph_leave(graph);
+        return cudaErrorStreamCaptureInvalidated;
+    }
+    *out = graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
+{
+    if (!graph || flags != 0) return cudaErrorInvalidValue;
+    if (cuda_runtime_host_unsafe() != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
+    if (graph_fails) {
+        graph_fails = false;
+        return cudaErrorMemoryAllocation;
+    }
+    *out = calloc(1, sizeof **out);
+    if (!*out) return cudaErrorMemoryAllocation;
+    (*out)->graph = graph;
+    graph->users++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    if (!exec || !stream) return cudaErrorInvalidValue;
+    if (stream->recording) return cuda_runtime_host_unsafe(); /* a child graph: nobody here makes one */
+    int error = cudaSuccess;
+    for (size_t i = 0; i < exec->graph->count && error == cudaSuccess; i++) {
+        struct work work = exec->graph->works[i];
+        work.drop = NULL;
+        error = note_work(stream, work);
+    }
+    exec->stream = stream;
+    exec->position = stream->noted;
+    graph_launches++;
+    graph_works += exec->graph->count;
+    return (cudaError_t)error;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    if (!graph) return cudaErrorInvalidValue;
+    graph_leave(graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    if (!exec) return cudaErrorInvalidValue;
+    if (exec->stream && exec->stream->done < exec->position) {
+        fprintf(stderr, "cudaGraphExecDestroy of a graph that is running\n");
+        abort();
+    }
+    graph_leave(exec->graph);
+    free(exec);
     return cudaSuccess;
 }

@@ -16,6 +16,7 @@
 #include "cuda_cudnn_attention.c"
 #include "cuda_cudnn_conv.c"
 #include "cuda_cudnn_plan.c"
+#include "cuda_graph.c"
 #include "cuda_math.c"
 #include "cuda_matmul.c"
 #include "cuda_plan.c"

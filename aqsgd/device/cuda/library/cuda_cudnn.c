@@ -10,6 +10,7 @@
 
 #include "aqsgd/gpu_library.h"
 #include "cuda_cudnn_graph.h"
+#include "cuda_list.h"
 
 struct cuda_cudnn {
     struct cudnn_calls calls;
@@ -154,10 +155,46 @@ void cudnn_put(struct cudnn_addresses *addresses, int64_t uid, const void *at)
     addresses->at[addresses->count++] = address.taken;
 }
 
+void cudnn_put_value(struct cudnn_addresses *addresses, int64_t uid, const void *value, size_t bytes)
+{
+    uint64_t *to = &addresses->values[addresses->count];
+    AQ_ASSERT(bytes <= sizeof *to);
+    *to = 0;
+    memcpy(to, value, bytes);
+    cudnn_put(addresses, uid, to);
+}
+
+/* All that a call gives to cuDNN; its plan follows from the key. Compared as bytes: memset and assignments fill it. */
+struct execute_call {
+    struct cudnn_key key;
+    const void *workspace;
+    uint64_t uids[CUDNN_ADDRESSES_MAX], at[CUDNN_ADDRESSES_MAX]; /* of a number its value */
+};
+static_assert(sizeof(struct execute_call) == sizeof(struct cudnn_key) + 8 + 16 * CUDNN_ADDRESSES_MAX,
+              "no padding: calls are compared as bytes");
+
+static enum aq_status execute_list(const struct cudnn_plan *plan, const struct cudnn_addresses *addresses,
+                                   const void *workspace, const struct aq_stream *stream, const char *what, bool *only)
+{
+    struct execute_call call;
+    memset(&call, 0, sizeof call);
+    call.key = plan->key;
+    call.workspace = workspace;
+    for (int64_t i = 0; i < addresses->count; i++) {
+        const bool number = addresses->at[i] == &addresses->values[i];
+        call.uids[i] = (uint64_t)addresses->uids[i];
+        call.at[i] = number ? addresses->values[i] : (uintptr_t)addresses->at[i];
+    }
+    return aq_cuda_list_call(what, &call, sizeof call, stream->at, only);
+}
+
 enum aq_status cudnn_execute(struct cuda_cudnn *cudnn, const struct cudnn_plan *plan,
                              const struct cudnn_addresses *addresses, void *workspace, const struct aq_stream *stream,
                              const char *what)
 {
+    bool only;
+    AQ_TRY(execute_list(plan, addresses, workspace, stream, what, &only));
+    if (only) return AQ_OK;
     cudnnBackendDescriptor_t pack = NULL;
     const struct cudnn_calls *calls = &cudnn->calls;
     cudnnStatus_t status = calls->cudnnSetStream(cudnn->handle, stream->at);

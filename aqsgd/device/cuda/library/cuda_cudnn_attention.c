@@ -194,9 +194,9 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
     put_rows(&addresses, args, args->qkv, UID_Q);
     cudnn_put(&addresses, UID_O, args->out);
     cudnn_put(&addresses, UID_LSE, args->lse);
-    cudnn_put(&addresses, UID_SCALE, &scale);
-    cudnn_put(&addresses, UID_FILL, &fill);
-    if (window) cudnn_put(&addresses, UID_WINDOW, &window);
+    cudnn_put_value(&addresses, UID_SCALE, &scale, sizeof scale);
+    cudnn_put_value(&addresses, UID_FILL, &fill, sizeof fill);
+    if (window) cudnn_put_value(&addresses, UID_WINDOW, &window, sizeof window);
     if (backward) {
         cudnn_put(&addresses, UID_DO, args->dout);
         put_rows(&addresses, args, args->dqkv_rounded, UID_DQ);

@@ -39,14 +39,18 @@ cudnnDataType_t cudnn_type(uint32_t type);
 cudnnBackendDescriptor_t cudnn_attention_graph(struct cudnn_plan *plan, cudnnHandle_t handle);
 cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t handle);
 
-/* Where the tensors of a graph are when it runs, by the numbers that they have in it. */
+enum { CUDNN_ADDRESSES_MAX = 16 };
+
+/* Where the tensors of a graph are when it runs, by the numbers that they have in it. Not to be copied. */
 struct cudnn_addresses {
-    int64_t uids[16];
-    void *at[16];
+    int64_t uids[CUDNN_ADDRESSES_MAX];
+    void *at[CUDNN_ADDRESSES_MAX];
+    uint64_t values[CUDNN_ADDRESSES_MAX]; /* tensors of one number, which cuDNN reads on the host */
     int64_t count;
 };
 
 void cudnn_put(struct cudnn_addresses *addresses, int64_t uid, const void *at);
+void cudnn_put_value(struct cudnn_addresses *addresses, int64_t uid, const void *value, size_t bytes);
 
 /*
  * The plan of key: one that was made before, or a further one; `text` names the shape in the log's one line about it.
@@ -55,7 +59,10 @@ void cudnn_put(struct cudnn_addresses *addresses, int64_t uid, const void *at);
 const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
                                        const char *text, const char *obstacle);
 
-/* Enqueues the plan on the stream. AQ_CUDAERR: cuDNN refused, with its text; `what` names the operation. */
+/*
+ * Enqueues the plan on the stream, or lists it for a graph of launches (cuda_list.h). AQ_CUDAERR: cuDNN refused, with
+ * its text; `what` names the operation.
+ */
 enum aq_status cudnn_execute(struct cuda_cudnn *cudnn, const struct cudnn_plan *plan,
                              const struct cudnn_addresses *addresses, void *workspace, const struct aq_stream *stream,
                              const char *what);

@@ -45,6 +45,7 @@ enum aq_status cuda_attention_backward(struct aq_device *device, const struct aq
 enum aq_status cuda_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                             double *sums, struct aq_stream *stream)
 {
+    AQ_TRY(cuda_outside_graphs("a sum that the host reads"));
     stream = cuda_stream_of(cuda_device_of(device), stream);
     double *there = cuda_part(stream, 1);
     for (uint32_t first = 0; first < count; first += CUDA_SUMS) {
@@ -79,6 +80,7 @@ static enum aq_status draw_again(const struct aq_fill_normal *args, const uint64
 enum aq_status cuda_fill_normal(struct aq_device *device, const struct aq_fill_normal *args, struct aq_stream *stream)
 {
     enum { ROOM = CUDA_PART_BYTES / sizeof(uint64_t) - 1 };
+    AQ_TRY(cuda_outside_graphs("a draw of initial values"));
     stream = cuda_stream_of(cuda_device_of(device), stream);
     uint64_t *doubtful = cuda_part(stream, 0), count;
     AQ_CUDA(cudaMemsetAsync(doubtful, 0, sizeof *doubtful, stream->at));

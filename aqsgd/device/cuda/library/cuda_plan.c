@@ -260,6 +260,11 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
         *out = &matmul->plans[i];
         if (memcmp(&matmul->plans[i].key, &key, sizeof key) == 0) return AQ_OK;
     }
+    struct aq_cuda_list *const list = aq_cuda_list();
+    if (list && !list->enqueues) { /* it may be timed, with operands that the work before it has still to write */
+        list->unmade = true;
+        return AQ_AGAIN;
+    }
     struct cuda_plan *plan = &matmul->plans[matmul->next++ % CUDA_PLANS_MAX];
     plan->key = key;
     enum aq_status status = cuda_plan_remake(matmul, plan);
@@ -318,10 +323,41 @@ cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan
                           stream->workspace, CUDA_WORKSPACE_BYTES, stream->at);
 }
 
+/* All that cuda_plan_call gives to cuBLASLt. Compared as bytes: filled by memset and assignments. */
+struct product_call {
+    struct cuda_key key;
+    cublasLtMatmulAlgo_t algorithm;
+    const void *a, *b, *bias, *other;
+    void *c, *workspace;
+    uint64_t fused;
+};
+static_assert(sizeof(struct product_call) == sizeof(struct cuda_key) + sizeof(cublasLtMatmulAlgo_t) + 7 * 8,
+              "no padding: calls are compared as bytes");
+
+static enum aq_status product_list(const struct cuda_plan *plan, const struct aq_matmul *args,
+                                   const struct aq_stream *stream, bool *only)
+{
+    struct product_call call;
+    memset(&call, 0, sizeof call);
+    call.key = plan->key;
+    call.algorithm = plan->algorithms[plan->at];
+    call.a = args->a;
+    call.b = args->b;
+    call.bias = bias_of(args, stream);
+    call.other = args->other;
+    call.c = args->c;
+    call.workspace = stream->workspace;
+    call.fused = plan->fused;
+    return aq_cuda_list_call("product", &call, sizeof call, stream->at, only);
+}
+
 enum aq_status cuda_plan_run(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
                              const struct aq_stream *stream)
 {
     char text[CUDA_TEXT_BYTES];
+    bool only;
+    AQ_TRY(product_list(plan, args, stream, &only));
+    if (only) return AQ_OK;
     for (uint32_t tried = 1;; tried++) {
         const cublasStatus_t status = cuda_plan_call(matmul, plan, plan->at, args, stream);
         if (status != CUBLAS_STATUS_SUCCESS || !plan->chosen) cuda_plan_text(plan, text);

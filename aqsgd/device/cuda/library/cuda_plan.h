@@ -54,7 +54,8 @@ struct cuda_matmul {
 /*
  * The plan of a product whose operands are in_type already; kept, or made now. AQ_CUDAERR (logged): cuBLASLt has no
  * algorithm for it. With a table, and a kind that it does not name, the algorithms are timed now (cuda_table.c): c, and
- * what GELU keeps, are then written with what the product will write there once more.
+ * what GELU keeps, are then written with what the product will write there once more. AQ_AGAIN (not logged): work is
+ * only being listed (aq_cuda_list), and the plan is not made yet.
  */
 enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *args, enum aq_element in_type,
                             const struct aq_stream *stream, struct cuda_plan **out);

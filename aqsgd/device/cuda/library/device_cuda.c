@@ -175,6 +175,7 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
     struct cuda_device *cuda = cuda_device_of(device);
     void *memory = NULL;
     const uint64_t whole = cuda_bytes_of(kind, bytes);
+    AQ_TRY(cuda_outside_graphs("an allocation"));
     AQ_CUDA(cuda_use(cuda));
     if (kind == AQ_MEMORY_PINNED) return pinned_alloc(whole, out);
     if (kind == AQ_MEMORY_DEVICE) memory = arena_cut(cuda, whole);
@@ -207,6 +208,10 @@ static enum aq_status cuda_copy(struct aq_device *device, void *to, const void *
 {
     struct cuda_device *cuda = cuda_device_of(device);
     stream = cuda_stream_of(cuda, stream);
+    const uint64_t all[3] = {(uintptr_t)to, (uintptr_t)from, bytes};
+    bool only;
+    AQ_TRY(aq_cuda_list_call("copy", all, sizeof all, stream->at, &only));
+    if (only) return AQ_OK;
     AQ_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->at));
     return cuda_check(cuda, stream, "copy");
 }
@@ -215,6 +220,10 @@ static enum aq_status cuda_zero(struct aq_device *device, void *to, size_t bytes
 {
     struct cuda_device *cuda = cuda_device_of(device);
     stream = cuda_stream_of(cuda, stream);
+    const uint64_t all[2] = {(uintptr_t)to, bytes};
+    bool only;
+    AQ_TRY(aq_cuda_list_call("zero", all, sizeof all, stream->at, &only));
+    if (only) return AQ_OK;
     AQ_CUDA(cudaMemsetAsync(to, 0, bytes, stream->at));
     return cuda_check(cuda, stream, "zero");
 }
@@ -268,6 +277,7 @@ static enum aq_status cuda_stream_open(struct aq_device *device, bool light, str
 
 static enum aq_status cuda_stream_sync(struct aq_device *device, struct aq_stream *stream)
 {
+    AQ_TRY(cuda_outside_graphs("a wait for the stream"));
     AQ_CUDA(cudaStreamSynchronize(cuda_stream_of(cuda_device_of(device), stream)->at));
     return AQ_OK;
 }
@@ -301,12 +311,14 @@ static void cuda_event_close(struct aq_device *device, struct aq_event *event)
 
 static enum aq_status cuda_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
+    AQ_TRY(cuda_outside_graphs("an event"));
     AQ_CUDA(cudaEventRecord(event->at, cuda_stream_of(cuda_device_of(device), stream)->at));
     return AQ_OK;
 }
 
 static enum aq_status cuda_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
+    AQ_TRY(cuda_outside_graphs("a wait for an event"));
     AQ_CUDA(cudaStreamWaitEvent(cuda_stream_of(cuda_device_of(device), stream)->at, event->at, 0));
     return AQ_OK;
 }
@@ -314,6 +326,7 @@ static enum aq_status cuda_event_wait(struct aq_device *device, struct aq_event 
 static enum aq_status cuda_event_query(struct aq_device *device, struct aq_event *event)
 {
     (void)device;
+    AQ_TRY(cuda_outside_graphs("a look at an event"));
     const cudaError_t error = cudaEventQuery(event->at);
     if (error == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* an answer, no error */
@@ -443,6 +456,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     cuda->owner_fd = fd;
     cuda->conv_bytes = CUDA_PART_BYTES;
     cuda->check = check && strcmp(check, "1") == 0;
+    AQ_TRY_GOTO(cuda_graph_wanted(&cuda->graphs), out);
     AQ_TRY_GOTO(context_open(cuda), out);
     AQ_TRY_GOTO(aq_mutex_open(&cuda->lock), out);
     AQ_TRY_GOTO(cuda_stream_open(&cuda->base, false, &cuda->own), out);
@@ -497,6 +511,10 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .event_wait = cuda_event_wait,
                                              .event_query = cuda_event_query,
                                              .event_elapsed = cuda_event_elapsed,
+                                             .graph_open = cuda_graph_open,
+                                             .graph_close = cuda_graph_close,
+                                             .graph_begin = cuda_graph_begin,
+                                             .graph_again = cuda_graph_again,
                                              .copy = cuda_copy,
                                              .zero = cuda_zero,
                                              .parallel = cuda_parallel,
