@@ -105,7 +105,7 @@ enum aq_status aq_edge_levels(struct aq_edge *edge, uint32_t forward, uint32_t b
 
 /*
  * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
- * or why the link ended, or what was wrong with a frame.
+ * or why the link ended, or what was wrong with a frame; each time, if it is pumped again.
  */
 enum aq_status aq_edge_pump(struct aq_edge *edge);
 

@@ -78,7 +78,7 @@ struct aq_edge {
     struct aq_channels *channels;    /* frames, either way                 */
     struct aq_pages pages;
     uint8_t *bodies; /* size.buffer_bytes: send buffers, vectors, the body of zeroes */
-    enum aq_status ended; /* the link's end, AQ_OK while it lives */
+    enum aq_status ended; /* the link's end, or what went wrong in coding; AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */
     void *held_memory;

@@ -108,12 +108,15 @@ static enum aq_status work_advance(struct aq_edge *edge, struct aq_edge_work *wo
     return AQ_OK;
 }
 
-/* The same, later. */
+/* The same, later. What fails here fails for good: samples before the wrong one have gone to the cache already. */
 static enum aq_status work_poll(struct aq_edge *edge, struct aq_edge_work *work, group_done *done)
 {
     if (!work->pending || group_passed(edge, work) == AQ_AGAIN) return AQ_OK;
     work->since_ns = aq_clock_ns();
-    return work_advance(edge, work, done);
+    const enum aq_status status = work_advance(edge, work, done);
+    if (status == AQ_OK) return AQ_OK;
+    if (edge->ended == AQ_OK || edge->ended == AQ_CLOSED) edge->ended = status;
+    return aq_edge_work_end(edge, work, status);
 }
 
 /* How long this thread took, and the device, up to now. */

@@ -197,6 +197,7 @@ static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge
     for (;;) {
         const uint32_t seen = aq_eventcount_read(s->eventcount);
         const enum aq_status pumped = aq_edge_pump(s->edge); /* AQ_CLOSED: the other side is done already */
+        if (pumped != AQ_CLOSED) AQ_TRY(pumped);
         AQ_TRY(remake(s));
         if (here(s->edge)) return AQ_OK;
         AQ_TRY(pumped);
@@ -430,6 +431,9 @@ static void side_run(void *context)
     struct side *s = context;
     s->status = side_work(s);
     if (s->status != AQ_OK) {
+        /* Nothing is decoded twice. Where that failed while the edge was pumped, it fails again. */
+        const enum aq_status again = s->status == AQ_CORRUPT && s->edge ? aq_edge_pump(s->edge) : AQ_CORRUPT;
+        if (again != AQ_CORRUPT && strcmp(s->kind, "cuda") == 0) fail_msg("pumped once more: %d", (int)again);
         if (s->link) (void)aq_link_abort(s->link, s->status, aq_error_text(), aq_clock_after(2000000000u));
         aq_edges_abandon(s->edge, NULL);
     }
