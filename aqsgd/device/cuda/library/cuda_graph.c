@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "aqsgd/base/digest.h"
 #include "cuda_device.h"
 
 enum {
@@ -39,6 +40,7 @@ enum graph_phase { GRAPH_CLOSED = 0, GRAPH_LISTS, GRAPH_RUNS, GRAPH_RECORDS };
 struct graph_known {
     uint8_t *bytes; /* NULL: none */
     size_t used;
+    uint64_t digest;      /* of the bytes: most lists of a stage begin alike, and differ only near their ends */
     uint64_t last;        /* the pass that had it */
     cudaGraphExec_t exec; /* NULL: it has come once */
 };
@@ -149,15 +151,15 @@ static bool is_listed(const struct aq_graph *graph, const struct graph_known *kn
     return known->bytes && known->used == list->used && memcmp(known->bytes, list->bytes, list->used) == 0;
 }
 
-static struct graph_known *known_find(struct aq_graph *graph)
+static struct graph_known *known_find(struct aq_graph *graph, uint64_t digest)
 {
     for (uint32_t i = 0; i < GRAPHS_MAX; i++)
-        if (is_listed(graph, &graph->known[i])) return &graph->known[i];
+        if (graph->known[i].digest == digest && is_listed(graph, &graph->known[i])) return &graph->known[i];
     return NULL;
 }
 
 /* The list, in a free place or in that of the one whose use is longest ago. */
-static enum aq_status known_keep(struct aq_graph *graph)
+static enum aq_status known_keep(struct aq_graph *graph, uint64_t digest)
 {
     struct graph_known *place = &graph->known[0];
     void *bytes = NULL;
@@ -166,7 +168,7 @@ static enum aq_status known_keep(struct aq_graph *graph)
     known_drop(graph, place);
     AQ_TRY(aq_alloc(graph->list.used, &bytes));
     memcpy(bytes, graph->list.bytes, graph->list.used);
-    *place = (struct graph_known){.bytes = bytes, .used = graph->list.used};
+    *place = (struct graph_known){.bytes = bytes, .used = graph->list.used, .digest = digest};
     graph->mine = place;
     return AQ_OK;
 }
@@ -200,9 +202,10 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
     }
     if (*status == AQ_OK) *status = list_check(graph);
     if (*status != AQ_OK || graph->list.launches == 0) return false;
-    graph->mine = known_find(graph);
+    const uint64_t digest = aq_digest(graph->list.bytes, graph->list.used);
+    graph->mine = known_find(graph, digest);
     const bool again = graph->mine != NULL;
-    if (!again) *status = known_keep(graph);
+    if (!again) *status = known_keep(graph, digest);
     if (*status != AQ_OK) return false;
     graph->mine->last = graph->passes;
     if (graph->mine->exec) {
