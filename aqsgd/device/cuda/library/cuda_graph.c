@@ -53,6 +53,7 @@ struct aq_graph {
     struct graph_known *mine; /* of the list of this pass; NULL: it is not kept */
     cudaEvent_t passed;       /* the last launch */
     uint64_t passes, launched, recorded;
+    struct aq_error_hold refused; /* what fails while CUDA records, to which the remedy is added */
 };
 
 #define GRAPH_OFF "; unset AQ_GPU_GRAPHS to launch kernels one by one"
@@ -175,9 +176,16 @@ static enum aq_status known_keep(struct aq_graph *graph, uint64_t digest)
 
 /* --- the ends of the phases ------------------------------------------------------------------------------------- */
 
+static enum aq_status graph_failed(cudaError_t error, const char *call)
+{
+    return aq_fail(error == cudaErrorMemoryAllocation ? AQ_NOMEM : AQ_CUDAERR, "device",
+                   "%s (AQ_GPU_GRAPHS): %s (%s)" GRAPH_OFF, call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
 static enum aq_status graph_launch(struct aq_graph *graph)
 {
-    AQ_CUDA(cudaGraphLaunch(graph->mine->exec, graph->list.stream));
+    const cudaError_t error = cudaGraphLaunch(graph->mine->exec, graph->list.stream);
+    if (error != cudaSuccess) return graph_failed(error, "cudaGraphLaunch");
     AQ_CUDA(cudaEventRecord(graph->passed, graph->list.stream));
     graph->launched++;
     return AQ_OK;
@@ -215,9 +223,10 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
     const cudaError_t error =
         again ? cudaStreamBeginCapture(graph->list.stream, cudaStreamCaptureModeThreadLocal) : cudaSuccess;
     if (error != cudaSuccess) {
-        *status = cuda_failed(error, "cudaStreamBeginCapture", __FILE__, __LINE__);
+        *status = graph_failed(error, "cudaStreamBeginCapture");
         return false;
     }
+    if (again) aq_error_hold(&graph->refused);
     phase_begin(graph, again ? GRAPH_RECORDS : GRAPH_RUNS);
     return true;
 }
@@ -226,13 +235,13 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
 static enum aq_status graph_recorded(struct aq_graph *graph, cudaGraph_t made, cudaError_t error)
 {
     enum aq_status status = AQ_OK;
-    if (error != cudaSuccess) status = cuda_failed(error, "recording a graph (AQ_GPU_GRAPHS)", __FILE__, __LINE__);
+    if (error != cudaSuccess) status = graph_failed(error, "recording a graph");
     if (status == AQ_OK) status = list_check(graph);
     if (status == AQ_OK) {
         error = cudaGraphInstantiate(&graph->mine->exec, made, 0);
         if (error != cudaSuccess) {
             graph->mine->exec = NULL;
-            status = cuda_failed(error, "cudaGraphInstantiate (AQ_GPU_GRAPHS)", __FILE__, __LINE__);
+            status = graph_failed(error, "cudaGraphInstantiate");
         }
     }
     if (made) (void)cudaGraphDestroy(made);
@@ -257,9 +266,12 @@ bool cuda_graph_again(struct aq_device *device, struct aq_graph *graph, enum aq_
         return false;
     }
     const cudaError_t error = cudaStreamEndCapture(graph->list.stream, &made);
-    if (*status == AQ_OK)
+    aq_error_release(&graph->refused);
+    if (*status == AQ_OK) {
         *status = graph_recorded(graph, made, error);
-    else if (made)
-        (void)cudaGraphDestroy(made);
+        return false;
+    }
+    if (made) (void)cudaGraphDestroy(made);
+    *status = aq_fail(*status, "device", "recording a graph (AQ_GPU_GRAPHS): %s" GRAPH_OFF, graph->refused.text);
     return false;
 }
