@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "aqsgd/device_graph.h"
 #include "codec_common.h"
 #include "conv_results.h"
 #include "cuda_cudnn.h"
@@ -222,6 +223,15 @@ static void convolve_ones(struct aq_device *device, const struct aq_conv_shape *
     aq_device_free(device, AQ_MEMORY_DEVICE, memory, 3 * sizeof ones);
 }
 
+/* Convolutions of as many shapes as there are places for plans, less `but`. */
+static void convolve_others(struct aq_device *device, uint32_t but)
+{
+    uint32_t left = CUDNN_PLANS_MAX - but;
+    for (uint64_t C = 1; C <= 32; C++)
+        for (uint64_t N = 1; N <= 32 && left > 0; N++, left--)
+            convolve_ones(device, &(struct aq_conv_shape){1, 1, 1, C, N, 1, 1, AQ_BF16});
+}
+
 /* The plan of a batch's last piece takes the place of another: not of the plan of the pieces before it. */
 static void test_the_plan_of_a_last_piece_leaves_that_of_the_others(void **state)
 {
@@ -229,21 +239,67 @@ static void test_the_plan_of_a_last_piece_leaves_that_of_the_others(void **state
     const struct aq_device_config config = {.kind = "cuda"};
     struct aq_conv_shape pieces = {7, 3, 3, 1, 1, 1, 1, AQ_BF16};
     struct aq_device *device = NULL;
-    uint32_t others = CUDNN_PLANS_MAX - 2;
     int by;
     setenv("AQ_GPU_CONVOLUTION", "cudnn", 1);
     assert_int_equal(aq_device_open(&config, &device), AQ_OK);
     cuda_device_of(device)->conv_bytes = 4 * 9 * sizeof(uint16_t);
     convolve_ones(device, &pieces); /* 4 and 3 images: the first two plans */
-    for (uint64_t C = 1; C <= 32; C++)
-        for (uint64_t N = 1; N <= 32 && others > 0; N++, others--)
-            convolve_ones(device, &(struct aq_conv_shape){1, 1, 1, C, N, 1, 1, AQ_BF16});
+    convolve_others(device, 2);
     pieces.samples = 10;
     convolve_ones(device, &pieces); /* 4, 4 and 2: all places are taken, and the first is the next to go */
     aq_device_close(device);
     unsetenv("AQ_GPU_CONVOLUTION");
     assert_int_equal(cudnn_host_open(), 0);
     assert_int_equal(cudnn_host_ran(&by), CUDNN_PLANS_MAX - 2 + 2 + 3);
+}
+
+/* How often a convolution is enqueued in a pass: once if it is launched as a graph. */
+static int times_of_a_pass(struct aq_device *device, struct aq_graph *graph, const struct aq_conv *conv)
+{
+    enum aq_status status;
+    int times = 0;
+    assert_int_equal(aq_device_graph_begin(device, graph, NULL), AQ_OK);
+    do {
+        times++;
+        status = aq_device_conv(device, conv, NULL);
+    } while (aq_device_graph_again(device, graph, &status));
+    assert_int_equal(status, AQ_OK);
+    return times;
+}
+
+/* A graph has kernels of a plan. When the plan has gone, and is made again, that graph is not launched any more. */
+static void test_no_graph_outlives_its_plan(void **state)
+{
+    (void)state;
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_conv conv = {.shape = {2, 3, 3, 1, 1, 1, 1, AQ_BF16}};
+    struct aq_device *device = NULL;
+    struct aq_graph *graph = NULL;
+    void *memory = NULL;
+    int by;
+    setenv("AQ_GPU_CONVOLUTION", "cudnn", 1);
+    setenv("AQ_GPU_GRAPHS", "1", 1);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_graph_open(device, &graph), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 4096, &memory), AQ_OK);
+    assert_int_equal(aq_device_zero(device, memory, 4096, NULL), AQ_OK);
+    float *values = memory;
+    conv.x = values;
+    conv.w = values + 256;
+    conv.y = values + 512;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 2);
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 2);
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 1);
+        convolve_others(device, 0);
+    }
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 4096);
+    aq_device_graph_close(device, graph);
+    aq_device_close(device);
+    unsetenv("AQ_GPU_GRAPHS");
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(cudnn_host_open(), 0);
+    assert_true(cudnn_host_ran(&by) > 0);
 }
 
 /* Where it has no algorithm, or too little room to work in, the kernels of the project do it and the log says so. */
@@ -303,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_convolutions_by_cudnn_are_the_house_s),
         cmocka_unit_test(test_pieces_of_a_batch_are_the_whole),
         cmocka_unit_test(test_the_plan_of_a_last_piece_leaves_that_of_the_others),
+        cmocka_unit_test(test_no_graph_outlives_its_plan),
         cmocka_unit_test(test_a_convolution_that_cudnn_cannot_do_is_the_house_s),
         cmocka_unit_test(test_the_rounding_names_what_cudnn_computes),
     };
