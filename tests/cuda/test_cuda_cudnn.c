@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "aqsgd/device_graph.h"
 #include "codec_common.h"
 #include "conv_results.h"
+#include "cuda_cudnn.h"
 #include "cudnn.h"
 
 enum { TOKENS = 37, HEADS = 4, KEY_HEADS = 2, CHANNELS = 16 };
@@ -198,6 +200,108 @@ static void test_pieces_of_a_batch_are_the_whole(void **state)
     quiet_end();
 }
 
+/* y of ones and weights of ones: each value is the number of pixels that it reads, times C. */
+static void convolve_ones(struct aq_device *device, const struct aq_conv_shape *shape)
+{
+    enum { VALUES = 512 };
+    float ones[VALUES], y[VALUES];
+    void *memory = NULL;
+    const uint64_t out = shape->samples * shape->height * shape->width * shape->N;
+    for (int i = 0; i < VALUES; i++)
+        ones[i] = 1;
+    assert_true(out <= VALUES && shape->samples * shape->height * shape->width * shape->C <= VALUES && shape->K == 1);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 3 * sizeof ones, &memory), AQ_OK);
+    float *x = memory, *w = x + VALUES;
+    const struct aq_conv conv = {*shape, x, w, w + VALUES};
+    assert_int_equal(aq_device_copy(device, x, ones, sizeof ones, NULL), AQ_OK);
+    assert_int_equal(aq_device_copy(device, w, ones, sizeof ones, NULL), AQ_OK);
+    assert_int_equal(aq_device_conv(device, &conv, NULL), AQ_OK);
+    assert_int_equal(aq_device_copy(device, y, conv.y, sizeof y, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    for (uint64_t i = 0; i < out; i++)
+        if (y[i] != (float)shape->C) fail_msg("value %llu: %g", (unsigned long long)i, (double)y[i]);
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 3 * sizeof ones);
+}
+
+/* Convolutions of as many shapes as there are places for plans, less `but`. */
+static void convolve_others(struct aq_device *device, uint32_t but)
+{
+    uint32_t left = CUDNN_PLANS_MAX - but;
+    for (uint64_t C = 1; C <= 32; C++)
+        for (uint64_t N = 1; N <= 32 && left > 0; N++, left--)
+            convolve_ones(device, &(struct aq_conv_shape){1, 1, 1, C, N, 1, 1, AQ_BF16});
+}
+
+/* The plan of a batch's last piece takes the place of another: not of the plan of the pieces before it. */
+static void test_the_plan_of_a_last_piece_leaves_that_of_the_others(void **state)
+{
+    (void)state;
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_conv_shape pieces = {7, 3, 3, 1, 1, 1, 1, AQ_BF16};
+    struct aq_device *device = NULL;
+    int by;
+    setenv("AQ_GPU_CONVOLUTION", "cudnn", 1);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    cuda_device_of(device)->conv_bytes = 4 * 9 * sizeof(uint16_t);
+    convolve_ones(device, &pieces); /* 4 and 3 images: the first two plans */
+    convolve_others(device, 2);
+    pieces.samples = 10;
+    convolve_ones(device, &pieces); /* 4, 4 and 2: all places are taken, and the first is the next to go */
+    aq_device_close(device);
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(cudnn_host_open(), 0);
+    assert_int_equal(cudnn_host_ran(&by), CUDNN_PLANS_MAX - 2 + 2 + 3);
+}
+
+/* How often a convolution is enqueued in a pass: once if it is launched as a graph. */
+static int times_of_a_pass(struct aq_device *device, struct aq_graph *graph, const struct aq_conv *conv)
+{
+    enum aq_status status;
+    int times = 0;
+    assert_int_equal(aq_device_graph_begin(device, graph, NULL), AQ_OK);
+    do {
+        times++;
+        status = aq_device_conv(device, conv, NULL);
+    } while (aq_device_graph_again(device, graph, &status));
+    assert_int_equal(status, AQ_OK);
+    return times;
+}
+
+/* A graph has kernels of a plan. When the plan has gone, and is made again, that graph is not launched any more. */
+static void test_no_graph_outlives_its_plan(void **state)
+{
+    (void)state;
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_conv conv = {.shape = {2, 3, 3, 1, 1, 1, 1, AQ_BF16}};
+    struct aq_device *device = NULL;
+    struct aq_graph *graph = NULL;
+    void *memory = NULL;
+    int by;
+    setenv("AQ_GPU_CONVOLUTION", "cudnn", 1);
+    setenv("AQ_GPU_GRAPHS", "1", 1);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_graph_open(device, &graph), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 4096, &memory), AQ_OK);
+    assert_int_equal(aq_device_zero(device, memory, 4096, NULL), AQ_OK);
+    float *values = memory;
+    conv.x = values;
+    conv.w = values + 256;
+    conv.y = values + 512;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 2);
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 2);
+        assert_int_equal(times_of_a_pass(device, graph, &conv), 1);
+        convolve_others(device, 0);
+    }
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 4096);
+    aq_device_graph_close(device, graph);
+    aq_device_close(device);
+    unsetenv("AQ_GPU_GRAPHS");
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(cudnn_host_open(), 0);
+    assert_true(cudnn_host_ran(&by) > 0);
+}
+
 /* Where it has no algorithm, or too little room to work in, the kernels of the project do it and the log says so. */
 static void test_a_convolution_that_cudnn_cannot_do_is_the_house_s(void **state)
 {
@@ -254,6 +358,8 @@ int main(void)
         cmocka_unit_test(test_a_way_that_is_not_there_is_said),
         cmocka_unit_test(test_convolutions_by_cudnn_are_the_house_s),
         cmocka_unit_test(test_pieces_of_a_batch_are_the_whole),
+        cmocka_unit_test(test_the_plan_of_a_last_piece_leaves_that_of_the_others),
+        cmocka_unit_test(test_no_graph_outlives_its_plan),
         cmocka_unit_test(test_a_convolution_that_cudnn_cannot_do_is_the_house_s),
         cmocka_unit_test(test_the_rounding_names_what_cudnn_computes),
     };

@@ -16,6 +16,7 @@ struct cuda_cudnn {
     struct cudnn_calls calls;
     cudnnHandle_t handle;
     bool attends, convolves; /* what it was asked for */
+    uint64_t made;           /* plans */
     uint32_t next;           /* the plan that goes where a further one comes */
     struct cudnn_plan plans[CUDNN_PLANS_MAX];
 };
@@ -135,6 +136,7 @@ const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cu
     } else {
         cudnn_plan_make(&cudnn->calls, key, cudnn->handle, NULL, workspace_max, plan);
     }
+    plan->number = ++cudnn->made;
     if (plan->plan)
         aq_log("device", 2, "%s: cuDNN, %llu bytes to work in", text, (unsigned long long)plan->workspace_bytes);
     else
@@ -164,13 +166,16 @@ void cudnn_put_value(struct cudnn_addresses *addresses, int64_t uid, const void 
     cudnn_put(addresses, uid, to);
 }
 
-/* All that a call gives to cuDNN; its plan follows from the key. Compared as bytes: memset and assignments fill it. */
+/*
+ * All that a call gives to cuDNN. A graph has the kernels of its plan, which may be gone with it: a plan that is made
+ * again has another number. Compared as bytes: memset and assignments fill it.
+ */
 struct execute_call {
-    struct cudnn_key key;
+    uint64_t plan;
     const void *workspace;
     uint64_t uids[CUDNN_ADDRESSES_MAX], at[CUDNN_ADDRESSES_MAX]; /* of a number its value */
 };
-static_assert(sizeof(struct execute_call) == sizeof(struct cudnn_key) + 8 + 16 * CUDNN_ADDRESSES_MAX,
+static_assert(sizeof(struct execute_call) == 8 + 8 + 16 * CUDNN_ADDRESSES_MAX,
               "no padding: calls are compared as bytes");
 
 static enum aq_status execute_list(const struct cudnn_plan *plan, const struct cudnn_addresses *addresses,
@@ -178,7 +183,7 @@ static enum aq_status execute_list(const struct cudnn_plan *plan, const struct c
 {
     struct execute_call call;
     memset(&call, 0, sizeof call);
-    call.key = plan->key;
+    call.plan = plan->number;
     call.workspace = workspace;
     for (int64_t i = 0; i < addresses->count; i++) {
         const bool number = addresses->at[i] == &addresses->values[i];

@@ -77,7 +77,8 @@ struct cudnn_plan {
     const struct cudnn_calls *calls;
     cudnnBackendDescriptor_t plan;
     uint64_t workspace_bytes;
-    uint32_t count; /* descriptors */
+    uint64_t number; /* of all plans of the device, from 1 */
+    uint32_t count;  /* descriptors */
     cudnnBackendDescriptor_t descriptors[CUDNN_DESCRIPTORS_MAX];
     cudnnStatus_t failed; /* the first call that did */
     char why[CUDA_TEXT_BYTES];

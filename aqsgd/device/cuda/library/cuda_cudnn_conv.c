@@ -242,6 +242,8 @@ static enum aq_status conv_run(const struct conv_call *call, bool *done)
     if (!plan->plan) return AQ_OK;
     if (rest) last = conv_plan(call, rest);
     if (rest && !last->plan) return AQ_OK;
+    if (rest) plan = conv_plan(call, most); /* that of the rest may have taken its place */
+    if (!plan->plan) return AQ_OK;
     if (call->operation != CUDNN_CONV_WEIGHTS) AQ_TRY(conv_weights_in(call, &w));
     for (uint64_t first = 0; first < samples; first += most)
         AQ_TRY(

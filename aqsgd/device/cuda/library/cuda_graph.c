@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "aqsgd/base/digest.h"
 #include "cuda_device.h"
 
 enum {
@@ -39,6 +40,7 @@ enum graph_phase { GRAPH_CLOSED = 0, GRAPH_LISTS, GRAPH_RUNS, GRAPH_RECORDS };
 struct graph_known {
     uint8_t *bytes; /* NULL: none */
     size_t used;
+    uint64_t digest;      /* of the bytes: most lists of a stage begin alike, and differ only near their ends */
     uint64_t last;        /* the pass that had it */
     cudaGraphExec_t exec; /* NULL: it has come once */
 };
@@ -51,6 +53,7 @@ struct aq_graph {
     struct graph_known *mine; /* of the list of this pass; NULL: it is not kept */
     cudaEvent_t passed;       /* the last launch */
     uint64_t passes, launched, recorded;
+    struct aq_error_hold refused; /* what fails while CUDA records, to which the remedy is added */
 };
 
 #define GRAPH_OFF "; unset AQ_GPU_GRAPHS to launch kernels one by one"
@@ -149,15 +152,15 @@ static bool is_listed(const struct aq_graph *graph, const struct graph_known *kn
     return known->bytes && known->used == list->used && memcmp(known->bytes, list->bytes, list->used) == 0;
 }
 
-static struct graph_known *known_find(struct aq_graph *graph)
+static struct graph_known *known_find(struct aq_graph *graph, uint64_t digest)
 {
     for (uint32_t i = 0; i < GRAPHS_MAX; i++)
-        if (is_listed(graph, &graph->known[i])) return &graph->known[i];
+        if (graph->known[i].digest == digest && is_listed(graph, &graph->known[i])) return &graph->known[i];
     return NULL;
 }
 
 /* The list, in a free place or in that of the one whose use is longest ago. */
-static enum aq_status known_keep(struct aq_graph *graph)
+static enum aq_status known_keep(struct aq_graph *graph, uint64_t digest)
 {
     struct graph_known *place = &graph->known[0];
     void *bytes = NULL;
@@ -166,16 +169,23 @@ static enum aq_status known_keep(struct aq_graph *graph)
     known_drop(graph, place);
     AQ_TRY(aq_alloc(graph->list.used, &bytes));
     memcpy(bytes, graph->list.bytes, graph->list.used);
-    *place = (struct graph_known){.bytes = bytes, .used = graph->list.used};
+    *place = (struct graph_known){.bytes = bytes, .used = graph->list.used, .digest = digest};
     graph->mine = place;
     return AQ_OK;
 }
 
 /* --- the ends of the phases ------------------------------------------------------------------------------------- */
 
+static enum aq_status graph_failed(cudaError_t error, const char *call)
+{
+    return aq_fail(error == cudaErrorMemoryAllocation ? AQ_NOMEM : AQ_CUDAERR, "device",
+                   "%s (AQ_GPU_GRAPHS): %s (%s)" GRAPH_OFF, call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
 static enum aq_status graph_launch(struct aq_graph *graph)
 {
-    AQ_CUDA(cudaGraphLaunch(graph->mine->exec, graph->list.stream));
+    const cudaError_t error = cudaGraphLaunch(graph->mine->exec, graph->list.stream);
+    if (error != cudaSuccess) return graph_failed(error, "cudaGraphLaunch");
     AQ_CUDA(cudaEventRecord(graph->passed, graph->list.stream));
     graph->launched++;
     return AQ_OK;
@@ -200,9 +210,10 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
     }
     if (*status == AQ_OK) *status = list_check(graph);
     if (*status != AQ_OK || graph->list.launches == 0) return false;
-    graph->mine = known_find(graph);
+    const uint64_t digest = aq_digest(graph->list.bytes, graph->list.used);
+    graph->mine = known_find(graph, digest);
     const bool again = graph->mine != NULL;
-    if (!again) *status = known_keep(graph);
+    if (!again) *status = known_keep(graph, digest);
     if (*status != AQ_OK) return false;
     graph->mine->last = graph->passes;
     if (graph->mine->exec) {
@@ -212,9 +223,10 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
     const cudaError_t error =
         again ? cudaStreamBeginCapture(graph->list.stream, cudaStreamCaptureModeThreadLocal) : cudaSuccess;
     if (error != cudaSuccess) {
-        *status = cuda_failed(error, "cudaStreamBeginCapture", __FILE__, __LINE__);
+        *status = graph_failed(error, "cudaStreamBeginCapture");
         return false;
     }
+    if (again) aq_error_hold(&graph->refused);
     phase_begin(graph, again ? GRAPH_RECORDS : GRAPH_RUNS);
     return true;
 }
@@ -223,13 +235,13 @@ static bool graph_listed(struct aq_graph *graph, enum aq_status *status)
 static enum aq_status graph_recorded(struct aq_graph *graph, cudaGraph_t made, cudaError_t error)
 {
     enum aq_status status = AQ_OK;
-    if (error != cudaSuccess) status = cuda_failed(error, "recording a graph (AQ_GPU_GRAPHS)", __FILE__, __LINE__);
+    if (error != cudaSuccess) status = graph_failed(error, "recording a graph");
     if (status == AQ_OK) status = list_check(graph);
     if (status == AQ_OK) {
         error = cudaGraphInstantiate(&graph->mine->exec, made, 0);
         if (error != cudaSuccess) {
             graph->mine->exec = NULL;
-            status = cuda_failed(error, "cudaGraphInstantiate (AQ_GPU_GRAPHS)", __FILE__, __LINE__);
+            status = graph_failed(error, "cudaGraphInstantiate");
         }
     }
     if (made) (void)cudaGraphDestroy(made);
@@ -254,9 +266,12 @@ bool cuda_graph_again(struct aq_device *device, struct aq_graph *graph, enum aq_
         return false;
     }
     const cudaError_t error = cudaStreamEndCapture(graph->list.stream, &made);
-    if (*status == AQ_OK)
+    aq_error_release(&graph->refused);
+    if (*status == AQ_OK) {
         *status = graph_recorded(graph, made, error);
-    else if (made)
-        (void)cudaGraphDestroy(made);
+        return false;
+    }
+    if (made) (void)cudaGraphDestroy(made);
+    *status = aq_fail(*status, "device", "recording a graph (AQ_GPU_GRAPHS): %s" GRAPH_OFF, graph->refused.text);
     return false;
 }
