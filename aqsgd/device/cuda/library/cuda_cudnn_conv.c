@@ -169,7 +169,8 @@ static struct conv_call conv_call_of(struct cuda_device *cuda, enum cudnn_operat
 /* Why cuDNN is not even asked; NULL: it is. */
 static const char *conv_obstacle(const struct conv_call *call)
 {
-    if (call->most == 0) return "a sample's values exceed the scratch memory";
+    if (call->most == 0)
+        return call->rounds ? "a sample's values exceed the scratch memory" : "a batch has more than 2^31 values";
     const bool fits = call->weights * sizeof(float) <= CUDA_PART_BYTES;
     return fits && call->weights / call->shape.N <= WEIGHTS_HIGH_MAX ? NULL : "the weights exceed the scratch memory";
 }
