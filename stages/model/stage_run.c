@@ -369,26 +369,17 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const f
     return status;
 }
 
-static enum aq_status weights_layers(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
-{
-    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);) {
-        const struct layer_run run = run_of(stage, index, l, stream);
-        if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
-    }
-    return AQ_OK;
-}
-
+/* Without a graph: a stage with a split backward has none (stage.c, graph_open). */
 enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
 {
     if (index >= stage->config.slots || !stage->slots[index].halved)
         return aq_fail(AQ_INVAL, "stage", "the weight half of slot %u: no split backward went before", index);
     stage->slots[index].halved = false;
-    enum aq_status status;
-    AQ_TRY(aq_device_graph_begin(stage->device, stage->graph, stream));
-    do
-        status = weights_layers(stage, index, stream);
-    while (aq_device_graph_again(stage->device, stage->graph, &status));
-    return status;
+    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);) {
+        const struct layer_run run = run_of(stage, index, l, stream);
+        if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
+    }
+    return AQ_OK;
 }
 
 enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,

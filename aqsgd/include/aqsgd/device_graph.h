@@ -13,7 +13,7 @@
  * another time, and whatever may change between two passes (addresses, sizes, factors) may be an argument. What the
  * host does in `enqueue` besides must have the same result if it is done twice.
  *
- * A graph belongs to the thread that uses it. It keeps up to 256 recordings, those that were used last.
+ * A graph belongs to the thread that uses it. It keeps the 256 lists that were used last, recorded or not.
  */
 #ifndef AQSGD_DEVICE_GRAPH_H
 #define AQSGD_DEVICE_GRAPH_H

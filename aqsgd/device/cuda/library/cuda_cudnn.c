@@ -123,10 +123,11 @@ bool cudnn_convolves(const struct cuda_cudnn *cudnn)
 /* --- plans ------------------------------------------------------------------------------------------------------ */
 
 const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
-                                       const char *text, const char *obstacle)
+                                       cudnn_text *text_of, const char *obstacle)
 {
     for (uint32_t i = 0; i < CUDNN_PLANS_MAX; i++)
         if (cudnn->plans[i].calls && memcmp(&cudnn->plans[i].key, key, sizeof *key) == 0) return &cudnn->plans[i];
+    char text[CUDA_TEXT_BYTES];
     struct cudnn_plan *plan = &cudnn->plans[cudnn->next];
     cudnn->next = (cudnn->next + 1) % CUDNN_PLANS_MAX;
     cudnn_plan_drop(plan);
@@ -137,6 +138,7 @@ const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cu
         cudnn_plan_make(&cudnn->calls, key, cudnn->handle, NULL, workspace_max, plan);
     }
     plan->number = ++cudnn->made;
+    text_of(key, text, sizeof text);
     if (plan->plan)
         aq_log("device", 2, "%s: cuDNN, %llu bytes to work in", text, (unsigned long long)plan->workspace_bytes);
     else

@@ -184,9 +184,8 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
     /* Backward in 16 bits leaves the memory of the fp32 gradients to work in. */
     const uint64_t dqkv_bytes = args->samples * args->T * (args->H + 2 * args->kv_heads) * args->D * sizeof(float);
     const bool large = backward && dqkv_bytes > CUDA_WORKSPACE_BYTES;
-    char text[CUDA_TEXT_BYTES];
-    attention_text(&key, text, sizeof text);
-    const struct cudnn_plan *plan = cudnn_plan_of(cudnn, &key, large ? dqkv_bytes : CUDA_WORKSPACE_BYTES, text, NULL);
+    const uint64_t workspace_max = large ? dqkv_bytes : CUDA_WORKSPACE_BYTES;
+    const struct cudnn_plan *plan = cudnn_plan_of(cudnn, &key, workspace_max, attention_text, NULL);
     if (!plan->plan) return AQ_OK;
     struct cudnn_addresses addresses = {.count = 0};
     const float scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf((float)args->D), fill = -INFINITY;

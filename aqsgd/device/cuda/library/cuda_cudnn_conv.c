@@ -175,6 +175,15 @@ static const char *conv_obstacle(const struct conv_call *call)
     return fits && call->weights / call->shape.N <= WEIGHTS_HIGH_MAX ? NULL : "the weights exceed the scratch memory";
 }
 
+static void conv_text(const struct cudnn_key *key, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "%s, %llu images of %llu x %llu, %llu to %llu channels, %llu x %llu, stride %llu",
+             conv_forms[key->operation - CUDNN_CONV].text, (unsigned long long)key->conv.samples,
+             (unsigned long long)key->conv.height, (unsigned long long)key->conv.width,
+             (unsigned long long)key->conv.C, (unsigned long long)key->conv.N, (unsigned long long)key->conv.K,
+             (unsigned long long)key->conv.K, (unsigned long long)key->conv.stride);
+}
+
 static const struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t samples)
 {
     const struct aq_conv_shape *s = &call->shape;
@@ -185,12 +194,7 @@ static const struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t
                                   .alignment = even && any % CUDNN_ALIGNMENT == 0 ? CUDNN_ALIGNMENT : sizeof(float),
                                   .type = s->compute,
                                   .conv = {samples, s->height, s->width, s->C, s->N, s->K, s->stride}};
-    char text[CUDA_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s, %llu images of %llu x %llu, %llu to %llu channels, %llu x %llu, stride %llu",
-             conv_forms[call->operation - CUDNN_CONV].text, (unsigned long long)samples, (unsigned long long)s->height,
-             (unsigned long long)s->width, (unsigned long long)s->C, (unsigned long long)s->N, (unsigned long long)s->K,
-             (unsigned long long)s->K, (unsigned long long)s->stride);
-    return cudnn_plan_of(call->cuda->cudnn, &key, CUDA_WORKSPACE_BYTES, text, conv_obstacle(call));
+    return cudnn_plan_of(call->cuda->cudnn, &key, CUDA_WORKSPACE_BYTES, conv_text, conv_obstacle(call));
 }
 
 /* Images as the graph reads them: themselves, or rounded into a part of the scratch. */
@@ -244,7 +248,7 @@ static enum aq_status conv_run(const struct conv_call *call, bool *done)
     if (rest) last = conv_plan(call, rest);
     if (rest && !last->plan) return AQ_OK;
     if (rest) plan = conv_plan(call, most); /* that of the rest may have taken its place */
-    if (!plan->plan) return AQ_OK;
+    if (!plan->plan) return AQ_OK;          /* and it could not be made once more */
     if (call->operation != CUDNN_CONV_WEIGHTS) AQ_TRY(conv_weights_in(call, &w));
     for (uint64_t first = 0; first < samples; first += most)
         AQ_TRY(

@@ -52,12 +52,15 @@ struct cudnn_addresses {
 void cudnn_put(struct cudnn_addresses *addresses, int64_t uid, const void *at);
 void cudnn_put_value(struct cudnn_addresses *addresses, int64_t uid, const void *value, size_t bytes);
 
+/* Names the shape of a key, in the log's one line about it. */
+typedef void cudnn_text(const struct cudnn_key *key, char *text, size_t bytes);
+
 /*
- * The plan of key: one that was made before, or a further one; `text` names the shape in the log's one line about it.
- * Its `plan` is NULL where cuDNN has none, or is not asked: obstacle has the reason, or is NULL.
+ * The plan of key: one that was made before, or a further one. Its `plan` is NULL where cuDNN has none, or is not
+ * asked: obstacle has the reason, or is NULL.
  */
 const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
-                                       const char *text, const char *obstacle);
+                                       cudnn_text *text_of, const char *obstacle);
 
 /*
  * Enqueues the plan on the stream, or lists it for a graph of launches (cuda_list.h). AQ_CUDAERR: cuDNN refused, with

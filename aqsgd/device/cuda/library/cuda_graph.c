@@ -46,7 +46,6 @@ struct graph_known {
 };
 
 struct aq_graph {
-    struct cuda_device *cuda;
     enum graph_phase phase;
     struct aq_cuda_list list;
     struct graph_known known[GRAPHS_MAX];
@@ -84,7 +83,6 @@ enum aq_status cuda_graph_open(struct aq_device *device, struct aq_graph **out)
     void *memory = NULL;
     if (!cuda->graphs) return AQ_OK;
     AQ_TRY(AQ_NEW(1, &graph));
-    graph->cuda = cuda;
     enum aq_status status = aq_map_untouched(LIST_BYTES, &memory);
     graph->list.bytes = memory;
     graph->list.room = LIST_BYTES;
