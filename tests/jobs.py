@@ -304,6 +304,14 @@ def await_file(path):
         time.sleep(0.02)
 
 
+def await_end(pid):
+    """Until that process, of another parent, has ended."""
+    deadline = time.time() + PATIENCE
+    while pathlib.Path(f"/proc/{pid}").exists():
+        check(time.time() < deadline, f"process {pid} does not end")
+        time.sleep(0.005)
+
+
 def await_text(path, text, process):
     """Until the file has it; it is an error if the process ends before."""
     deadline = time.time() + PATIENCE

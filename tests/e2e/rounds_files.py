@@ -72,9 +72,11 @@ def lose(name, keys, hosts, rank=2, act=None, back=8, also=None, ready=None, wan
 
 
 def kill_launcher(process, hold):
-    hold.reached(process)
+    """The worker stays where it is until its daemon has ended it: released earlier, it might do what it was kept from."""
+    held = hold.reached(process)
     end(process.pid)
     process.wait()
+    jobs.await_end(held)
     hold.release()
 
 

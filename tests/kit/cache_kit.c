@@ -93,26 +93,31 @@ enum aq_status kit_put(struct aq_cache *cache, uint64_t sample, uint64_t version
     return status;
 }
 
+bool kit_is(const struct aq_cache_entry *entry, uint64_t sample, uint64_t version, uint64_t bytes_max)
+{
+    const uint64_t bytes = kit_bytes(sample, version, bytes_max);
+    uint8_t *wanted = malloc(bytes);
+    if (wanted == NULL) abort();
+    kit_fill(sample, version, wanted, bytes);
+    const bool same = entry->version == version && entry->byte_count == bytes &&
+                      memcmp(entry->bytes, wanted, bytes) == 0 && entry->digest == aq_digest(wanted, bytes);
+    if (!same)
+        printf("sample %" PRIu64 ": version %" PRIu64 " bytes %" PRIu64 ", wanted %" PRIu64 " and %" PRIu64 "\n",
+               sample, entry->version, entry->byte_count, version, bytes);
+    free(wanted);
+    return same;
+}
+
 bool kit_same(struct aq_cache *cache, uint64_t sample, uint64_t version, uint64_t bytes_max)
 {
     const struct aq_cache_key key = kit_key(sample);
-    const uint64_t bytes = kit_bytes(sample, version, bytes_max);
     struct aq_cache_entry entry;
     const enum aq_status status = aq_cache_get(cache, &key, kit_deadline(), &entry);
     if (status != AQ_OK) {
         printf("sample %" PRIu64 " version %" PRIu64 ": %s\n", sample, version, aq_status_text(status));
         return false;
     }
-    uint8_t *wanted = malloc(bytes);
-    if (wanted == NULL) abort();
-    kit_fill(sample, version, wanted, bytes);
-    const bool same = entry.version == version && entry.byte_count == bytes &&
-                      memcmp(entry.bytes, wanted, bytes) == 0 && entry.digest == aq_digest(wanted, bytes);
-    if (!same) {
-        printf("sample %" PRIu64 ": version %" PRIu64 " bytes %" PRIu64 ", wanted %" PRIu64 " and %" PRIu64 "\n",
-               sample, entry.version, entry.byte_count, version, bytes);
-    }
-    free(wanted);
+    const bool same = kit_is(&entry, sample, version, bytes_max);
     aq_cache_release(cache, &entry);
     return same;
 }

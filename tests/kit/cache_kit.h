@@ -38,13 +38,14 @@ void kit_fill(uint64_t sample, uint64_t version, void *out, uint64_t bytes);
 /* Put this version of the sample. */
 enum aq_status kit_put(struct aq_cache *cache, uint64_t sample, uint64_t version, uint64_t bytes_max);
 
-/* Get it and compare with what kit_put put; false (with a line) where anything differs. */
+/* Compare with what kit_put put; false (with a line) where anything differs. kit_same: get it before. */
+bool kit_is(const struct aq_cache_entry *entry, uint64_t sample, uint64_t version, uint64_t bytes_max);
 bool kit_same(struct aq_cache *cache, uint64_t sample, uint64_t version, uint64_t bytes_max);
 
 /* Make a mark and wait for it. */
 enum aq_status kit_mark(struct aq_cache *cache, uint64_t mark);
 
-uint64_t kit_deadline(void); /* 20 s from now */
+uint64_t kit_deadline(void); /* 120 s from now */
 
 /* Log lines go to a buffer; the last error line is text. */
 const char *kit_log_last(void);

@@ -141,9 +141,8 @@ static void get(struct aq_cache *cache, uint64_t sample)
     const struct aq_cache_key key = kit_key(sample);
     enum aq_status status = aq_cache_get(cache, &key, kit_deadline(), &entry);
     if (status == AQ_OK) {
-        CHECK(entry.version == now.version[sample]);
+        CHECK(kit_is(&entry, sample, now.version[sample], BYTES)); /* its write may still fail: then it is lost */
         aq_cache_release(cache, &entry);
-        CHECK(kit_same(cache, sample, now.version[sample], BYTES));
         return;
     }
     CHECK(status == AQ_CORRUPT || status == AQ_NOTFOUND);
