@@ -3,7 +3,8 @@
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
  * (cuBLASLt); cuda_conv_product.c convolutions by them; cuda_math.c the rest of device_math.h, which cuda_*.cu compute;
- * cuda_cudnn.c attention and convolutions by cuDNN; cuda_graph.c work that is launched again at once.
+ * cuda_cudnn.c attention and convolutions by cuDNN; cuda_table.h choices by the clock; cuda_graph.c work that is
+ * launched again at once.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -73,6 +74,9 @@ bool cuda_architecture_fits(const char *list, int major, int minor);
 
 struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c */
 struct cuda_cudnn;  /* cuDNN, where it is asked for: cuda_cudnn.c */
+
+/* Whose kernels compute attention, or convolutions: AQ_GPU_ATTENTION, AQ_GPU_CONVOLUTION. */
+enum cuda_way { CUDA_OWN, CUDA_CUDNN, CUDA_FASTEST };
 
 struct aq_stream {
     struct cuda_device *device;

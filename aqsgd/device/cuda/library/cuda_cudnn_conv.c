@@ -90,18 +90,8 @@ static cudnnBackendDescriptor_t conv_descriptor(struct cudnn_plan *plan)
 static cudnnBackendDescriptor_t identity(struct cudnn_plan *plan, cudnnBackendDescriptor_t from,
                                          cudnnBackendDescriptor_t to)
 {
-    const cudnnPointwiseMode_t mode = CUDNN_POINTWISE_IDENTITY;
-    const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    cudnnBackendDescriptor_t form = cudnn_create(plan, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    cudnn_finish(plan, form, "an identity's form");
-    cudnnBackendDescriptor_t made = cudnn_create(plan, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, form);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, from);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, to);
-    cudnn_finish(plan, made, "an identity");
-    return made;
+    const cudnnBackendDescriptor_t tensors[] = {from, NULL, NULL, to};
+    return cudnn_pointwise(plan, CUDNN_POINTWISE_IDENTITY, CUDNN_DATA_FLOAT, -1, tensors, "an identity");
 }
 
 cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t handle)
@@ -179,9 +169,9 @@ static void conv_text(const struct cudnn_key *key, char *text, size_t bytes)
 {
     snprintf(text, bytes, "%s, %llu images of %llu x %llu, %llu to %llu channels, %llu x %llu, stride %llu",
              conv_forms[key->operation - CUDNN_CONV].text, (unsigned long long)key->conv.samples,
-             (unsigned long long)key->conv.height, (unsigned long long)key->conv.width,
-             (unsigned long long)key->conv.C, (unsigned long long)key->conv.N, (unsigned long long)key->conv.K,
-             (unsigned long long)key->conv.K, (unsigned long long)key->conv.stride);
+             (unsigned long long)key->conv.height, (unsigned long long)key->conv.width, (unsigned long long)key->conv.C,
+             (unsigned long long)key->conv.N, (unsigned long long)key->conv.K, (unsigned long long)key->conv.K,
+             (unsigned long long)key->conv.stride);
 }
 
 static const struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t samples)
@@ -242,7 +232,7 @@ static enum aq_status conv_run(const struct conv_call *call, bool *done)
     const struct cudnn_plan *last = NULL, *plan = NULL;
     const void *w = cuda_part(call->stream, CUDNN_W_PART);
     *done = false;
-    if (!cudnn_convolves(call->cuda->cudnn)) return AQ_OK;
+    if (cudnn_convolves(call->cuda->cudnn) == CUDA_OWN) return AQ_OK;
     plan = conv_plan(call, most);
     if (!plan->plan) return AQ_OK;
     if (rest) last = conv_plan(call, rest);
