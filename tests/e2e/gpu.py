@@ -409,7 +409,7 @@ def scenario_gpu_attention():
     same_run("resumed", "cudnn")
     check("its bits may differ" not in logs("resumed"), f"the resumed run was told of a change: {logs('resumed')[-2000:]}")
     os.environ.update(AQ_GPU_TABLE=str(path))
-    refused("a file", path, r"AQ_GPU_ATTENTION=fastest keeps its choices in the folder AQ_GPU_TABLE: ", 1)
+    refused("a file", manifest("file", **base), r"AQ_GPU_ATTENTION=fastest keeps its choices in the folder AQ_GPU_TABLE: ", 1)
     for name in ("AQ_GPU_ATTENTION", "AQ_GPU_TABLE", "CUDA_HOST_SLOW"):
         os.environ.pop(name)
     no_workers("gpu_attention")
