@@ -28,7 +28,7 @@ struct attended {
 };
 
 struct attended_how {
-    uint64_t window;
+    uint64_t window, T; /* T 0: ATTENDED_T */
     float dropout;
     bool fp32, both, parts, lengths; /* fp32: gradients, which are in 16 bits else */
 };
@@ -38,7 +38,7 @@ static struct aq_attention attended_args(struct attended *x, const struct attend
                                          const struct aq_rng_key *keys)
 {
     return (struct aq_attention){.samples = ATTENDED_SAMPLES,
-                                 .T = ATTENDED_T,
+                                 .T = how->T ? how->T : ATTENDED_T,
                                  .H = ATTENDED_H,
                                  .kv_heads = ATTENDED_K,
                                  .D = ATTENDED_D,

@@ -1,6 +1,6 @@
 /*
- * test_cuda_fastest.c -- AQ_GPU_ATTENTION=fastest, without a GPU: the emulated clock says who is slow (CUDA_HOST_SLOW), the
- * table keeps what was chosen, and only a table that can be kept is used.
+ * test_cuda_fastest.c -- AQ_GPU_ATTENTION=fastest, without a GPU: the emulated clock says who is slow
+ * (CUDA_HOST_SLOW), the table keeps what was chosen, and only a table that can be kept is used.
  */
 #include "stage_help.h"
 
@@ -14,7 +14,7 @@
 #include "cudnn.h"
 
 enum { TIMED = 1 + 3 * 8 }; /* calls until a way is timed */
-static const struct attended_how how = {.window = 9};
+static const struct attended_how how = {.window = 3, .T = 5};
 static char folder[] = "/tmp/aqpipe-fastest-XXXXXX", path[128];
 
 static int set_up(void **state)
@@ -211,7 +211,7 @@ static void test_a_table_that_is_lost_later_ends_the_job(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
-/* Launches of the clock are not of the pass: a list has what a call without it has, and one that only lists asks none. */
+/* A list has the launches of the call, none of the clock's; where launches are only listed the clock is not asked. */
 static void test_timing_is_not_listed(void **state)
 {
     (void)state;

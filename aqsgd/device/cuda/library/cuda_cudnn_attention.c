@@ -5,7 +5,8 @@
  * A mask is a chain of operations that keep a score or replace it by minus infinity. DIAGONAL_BAND_MASK keeps it where
  * `row + ahead >= column` (0 ahead: causal), or, with a left bound, where `column + bound > row` (a window). Parts of
  * samples are three operations: the column's number, compared with the row's first column, selects. The latter is a
- * tensor (B, 1, T, 1) in device memory: `starts` as it is. Samples of several lengths are the operation's own (SEQ_LEN).
+ * tensor (B, 1, T, 1) in device memory: `starts` as it is. Samples of several lengths are no mask in the chain: the
+ * operation has attributes for them (SEQ_LEN).
  */
 #include <math.h>
 #include <stdio.h>

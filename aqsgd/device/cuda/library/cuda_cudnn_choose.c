@@ -50,7 +50,7 @@ static enum cudnn_faster choice_of(const struct cuda_table *table, const struct 
 {
     char begin[CHOICE_DIGITS + 2];
     aq_hex(&plan->key, sizeof plan->key, begin);
-    strcat(begin, " ");
+    snprintf(begin + CHOICE_DIGITS, 2, " ");
     for (const char *at = cuda_table_find(table->text, begin, 1); at; at = cuda_table_find(at, begin, 1))
         for (enum cudnn_faster way = CUDNN_IS_FASTER; way <= CUDNN_IS_SLOWER; way++)
             if (strncmp(at, choice_words[way], strlen(choice_words[way])) == 0) return way;
