@@ -28,7 +28,8 @@ struct attended {
 };
 
 struct attended_how {
-    uint64_t window, T; /* T 0: ATTENDED_T */
+    uint64_t window;
+    bool small; /* one sample of 5 tokens and 2 heads: for tests that compute it often */
     float dropout;
     bool fp32, both, parts, lengths; /* fp32: gradients, which are in 16 bits else */
 };
@@ -37,10 +38,10 @@ struct attended_how {
 static struct aq_attention attended_args(struct attended *x, const struct attended_how *how,
                                          const struct aq_rng_key *keys)
 {
-    return (struct aq_attention){.samples = ATTENDED_SAMPLES,
-                                 .T = how->T ? how->T : ATTENDED_T,
-                                 .H = ATTENDED_H,
-                                 .kv_heads = ATTENDED_K,
+    return (struct aq_attention){.samples = how->small ? 1 : ATTENDED_SAMPLES,
+                                 .T = how->small ? 5 : ATTENDED_T,
+                                 .H = how->small ? 2 : ATTENDED_H,
+                                 .kv_heads = how->small ? 1 : ATTENDED_K,
                                  .D = ATTENDED_D,
                                  .T_mask = ATTENDED_T,
                                  .window = how->window,
