@@ -280,7 +280,10 @@ static void test_the_rounding_names_what_cudnn_computes(void **state)
                  {"own", "cudnn", ", cuDNN 92801: convolutions"},
                  {"cudnn", "cudnn", ", cuDNN 92801: attention and convolutions"},
                  {"fastest", "own", ", cuDNN 92801: attention by the table"},
-                 {"fastest", "cudnn", ", cuDNN 92801: convolutions, attention by the table"}};
+                 {"fastest", "cudnn", ", cuDNN 92801: convolutions, attention by the table"},
+                 {"own", "fastest", ", cuDNN 92801: convolutions by the table"},
+                 {"cudnn", "fastest", ", cuDNN 92801: attention, convolutions by the table"},
+                 {"fastest", "fastest", ", cuDNN 92801: attention and convolutions by the table"}};
     char folder[] = "/tmp/aqpipe-rounding-XXXXXX", path[128];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/cudnn-the-host-4-92801", folder);

@@ -11,6 +11,7 @@
 
 #include "aqsgd/device_graph.h"
 #include "attention_results.h"
+#include "conv_results.h"
 #include "cudnn.h"
 
 enum { TIMED = 1 + 3 * 8 }; /* calls until a way is timed */
@@ -167,6 +168,48 @@ static void test_only_a_table_that_can_be_kept_is_used(void **state)
     cudnn_host_say((struct cudnn_host_say){.version = 92801, .workspace = 4096});
 }
 
+/* y, dx and dw with this way slow by the clock; those of `as` are the same, and cuDNN ran so often. */
+static void convolved_as(const struct aq_conv_shape *shape, const char *slow, const char *as, int ran)
+{
+    const uint64_t pixels = shape->samples * shape->height * shape->width;
+    const uint64_t count = pixels * (shape->C + shape->N) + shape->K * shape->K * shape->C * shape->N;
+    int algorithm;
+    setenv("CUDA_HOST_SLOW", slow, 1);
+    float *x = conv_results(shape, 0, NULL);
+    const int found = cudnn_host_ran(&algorithm);
+    if (found != ran) fail_msg("slow: %s: cuDNN ran %d times, not %d", slow, found, ran);
+    setenv("AQ_GPU_CONVOLUTION", as, 1);
+    float *y = conv_results(shape, 0, NULL);
+    setenv("AQ_GPU_CONVOLUTION", "fastest", 1);
+    (void)cudnn_host_ran(&algorithm);
+    assert_memory_equal(x, y, count * sizeof *x);
+    aq_free(x);
+    aq_free(y);
+}
+
+/* Convolutions likewise; a gradient of weights, which is added to, has nothing of the clock's runs. */
+static void test_convolutions_are_chosen_too(void **state)
+{
+    (void)state;
+    static const enum aq_element computes[] = {AQ_F32, AQ_BF16};
+    char products[160];
+    snprintf(products, sizeof products, "%s/products-the-host-4-130000", folder);
+    unsetenv("AQ_GPU_ATTENTION");
+    setenv("AQ_GPU_CONVOLUTION", "fastest", 1);
+    for (int i = 0; i < 2; i++) {
+        const struct aq_conv_shape shape = {2, 4, 5, 8, 16, 3, 1, computes[i]};
+        convolved_as(&shape, "columns_gather", "cudnn", 3 * (TIMED + 1));
+        convolved_as(&shape, "cudnn", "cudnn", 3);
+        assert_int_equal(unlink(path), 0);
+        convolved_as(&shape, "cudnn", "own", 3 * TIMED);
+        convolved_as(&shape, "columns_gather", "own", 0);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(unlink(products), 0);
+    unsetenv("AQ_GPU_CONVOLUTION");
+    setenv("AQ_GPU_ATTENTION", "fastest", 1);
+}
+
 /* A device, and attended values in its memory. */
 struct opened {
     struct aq_device *device;
@@ -271,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_forward_and_backward_are_chosen_apart),
         cmocka_unit_test(test_lines_that_are_none_are_ignored),
         cmocka_unit_test(test_only_a_table_that_can_be_kept_is_used),
+        cmocka_unit_test(test_convolutions_are_chosen_too),
         cmocka_unit_test(test_a_table_that_is_lost_later_ends_the_job),
         cmocka_unit_test(test_timing_is_not_listed),
         cmocka_unit_test(test_passes_become_graphs),

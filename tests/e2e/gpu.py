@@ -389,7 +389,7 @@ def scenario_gpu_attention():
     check(BIN.name == "cuda_host", "CUDA_HOST_SLOW is the emulated runtime's")
     base = {**SMALL, "model.heads": 2, "model.precision": "bf16", "checkpoint.every": "2 steps", "pipeline.stages": on_gpus(0, 0)}
     os.environ["AQ_GPU_ATTENTION"] = "fastest"
-    refused("no table", manifest("none", **base), r"AQ_GPU_ATTENTION=fastest keeps its choices in a folder.*set AQ_GPU_TABLE to one", 1)
+    refused("no table", manifest("none", **base), r"AQ_GPU_ATTENTION=fastest and .* keep their choices in a folder.*set AQ_GPU_TABLE to one", 1)
 
     def run(name, way, slow, table=""):
         os.environ.update(AQ_GPU_ATTENTION=way, CUDA_HOST_SLOW=slow, AQ_GPU_TABLE=str(ROOT / table) if table else "")
@@ -409,7 +409,7 @@ def scenario_gpu_attention():
     same_run("resumed", "cudnn")
     check("its bits may differ" not in logs("resumed"), f"the resumed run was told of a change: {logs('resumed')[-2000:]}")
     os.environ.update(AQ_GPU_TABLE=str(path))
-    refused("a file", manifest("file", **base), r"AQ_GPU_ATTENTION=fastest keeps its choices in the folder AQ_GPU_TABLE: ", 1)
+    refused("a file", manifest("file", **base), r"AQ_GPU_ATTENTION=fastest and .* keep their choices in the folder AQ_GPU_TABLE: ", 1)
     for name in ("AQ_GPU_ATTENTION", "AQ_GPU_TABLE", "CUDA_HOST_SLOW"):
         os.environ.pop(name)
     no_workers("gpu_attention")

@@ -160,6 +160,12 @@ extern const struct aq_grad_launchers aq_grad_launchers_cuda;
  * 0: one does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
  */
 uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round);
+/* Convolutions by our own kernels, whoever was asked for. */
+enum aq_status cuda_conv_own(struct cuda_device *cuda, const struct aq_conv *args, struct aq_stream *stream);
+enum aq_status cuda_conv_backward_own(struct cuda_device *cuda, const struct aq_conv_backward *args,
+                                      struct aq_stream *stream);
+enum aq_status cuda_conv_weights_own(struct cuda_device *cuda, const struct aq_conv_weights *args,
+                                     struct aq_stream *stream);
 
 /* cuda_graph.c: aq_device_graph_* */
 enum aq_status cuda_graph_wanted(bool *wanted); /* AQ_GPU_GRAPHS. AQ_INVAL: it is neither 0 nor 1, or AQ_SYNC is 1 */

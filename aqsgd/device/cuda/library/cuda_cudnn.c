@@ -24,11 +24,17 @@ struct cuda_cudnn {
 
 static_assert(sizeof(struct cudnn_key) == 64, "no padding: keys are compared as bytes");
 
+static const char *const ways[] = {[CUDA_OWN] = "own", [CUDA_CUDNN] = "cudnn", [CUDA_FASTEST] = "fastest"};
+
 /* What the user has set, for errors. */
-static const char *wish_of(const struct cuda_cudnn *cudnn)
+static const char *variable_of(const struct cuda_cudnn *cudnn)
 {
-    if (cudnn->attention == CUDA_OWN) return "AQ_GPU_CONVOLUTION=cudnn";
-    return cudnn->attention == CUDA_FASTEST ? "AQ_GPU_ATTENTION=fastest" : "AQ_GPU_ATTENTION=cudnn";
+    return cudnn->attention == CUDA_OWN ? "AQ_GPU_CONVOLUTION" : "AQ_GPU_ATTENTION";
+}
+
+static const char *way_of(const struct cuda_cudnn *cudnn)
+{
+    return ways[cudnn->attention == CUDA_OWN ? cudnn->convolution : cudnn->attention];
 }
 
 /* What cuDNN computes; by the clock: where it is the faster. */
@@ -59,7 +65,7 @@ static enum aq_status library_open(struct cuda_cudnn *cudnn)
     aq_error_hold(&hold);
     const enum aq_status status = aq_gpu_library_open(AQ_GPU_CUDNN, names, addresses, COUNT);
     aq_error_release(&hold);
-    if (status != AQ_OK) return aq_fail(status, "device", "%s: %s", wish_of(cudnn), hold.text);
+    if (status != AQ_OK) return aq_fail(status, "device", "%s=%s: %s", variable_of(cudnn), way_of(cudnn), hold.text);
 #define CUDNN_TAKE(name) *(void **)&cudnn->calls.name = addresses[at++];
     CUDNN_CALLS(CUDNN_TAKE)
 #undef CUDNN_TAKE
@@ -71,11 +77,11 @@ static enum aq_status handle_open(struct cuda_cudnn *cudnn)
 {
     const size_t version = cudnn->calls.cudnnGetVersion();
     if (version < CUDNN_VERSION_MIN)
-        return aq_fail(AQ_NODEV, "device", "%s: cuDNN %zu is installed, but %d or later is needed", wish_of(cudnn),
-                       version, CUDNN_VERSION_MIN);
+        return aq_fail(AQ_NODEV, "device", "%s=%s: cuDNN %zu is installed, but %d or later is needed",
+                       variable_of(cudnn), way_of(cudnn), version, CUDNN_VERSION_MIN);
     const cudnnStatus_t status = cudnn->calls.cudnnCreate(&cudnn->handle);
     if (status == CUDNN_STATUS_SUCCESS) return AQ_OK;
-    return aq_fail(AQ_NODEV, "device", "%s: cuDNN does not start: %s", wish_of(cudnn),
+    return aq_fail(AQ_NODEV, "device", "%s=%s: cuDNN does not start: %s", variable_of(cudnn), way_of(cudnn),
                    cudnn->calls.cudnnGetErrorString(status));
 }
 
@@ -90,14 +96,14 @@ enum aq_status cuda_cudnn_open(const struct cuda_device *cuda, enum cuda_way att
     cudnn->convolution = convolution;
     enum aq_status status = library_open(cudnn);
     if (status == AQ_OK) status = handle_open(cudnn);
-    if (status == AQ_OK && attention == CUDA_FASTEST)
+    if (status == AQ_OK && (attention == CUDA_FASTEST || convolution == CUDA_FASTEST))
         status = cudnn_table_path(cuda, cudnn->calls.cudnnGetVersion(), &cudnn->table);
     if (status != AQ_OK) {
         cuda_cudnn_close(cudnn);
         return status;
     }
     aq_log("device", 1, "%s by cuDNN %zu%s", work_of(cudnn), cudnn->calls.cudnnGetVersion(),
-           attention == CUDA_FASTEST ? ", attention only where it is faster by the clock" : "");
+           cudnn->table ? ", by the clock where AQ_GPU_ATTENTION or AQ_GPU_CONVOLUTION is fastest" : "");
     *out = cudnn;
     return AQ_OK;
 }
@@ -115,13 +121,14 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn)
 /* A checkpoint of a job whose attention is always cuDNN's has had no words but the version. */
 void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t bytes)
 {
-    static const char *const texts[][2] = {
-        [CUDA_OWN] = {"", ": convolutions"},
-        [CUDA_CUDNN] = {"", ": attention and convolutions"},
-        [CUDA_FASTEST] = {": attention by the table", ": convolutions, attention by the table"}};
+    static const char *const texts[][3] = {
+        [CUDA_OWN] = {"", ": convolutions", ": convolutions by the table"},
+        [CUDA_CUDNN] = {"", ": attention and convolutions", ": attention, convolutions by the table"},
+        [CUDA_FASTEST] = {": attention by the table", ": convolutions, attention by the table",
+                          ": attention and convolutions by the table"}};
     const size_t used = strlen(text);
     snprintf(text + used, bytes - used, ", cuDNN %zu%s", cudnn->calls.cudnnGetVersion(),
-             texts[cudnn->attention][cudnn->convolution != CUDA_OWN]);
+             texts[cudnn->attention][cudnn->convolution]);
 }
 
 enum cuda_way cudnn_attends(const struct cuda_cudnn *cudnn)

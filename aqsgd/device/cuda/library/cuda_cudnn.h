@@ -3,8 +3,8 @@
  * device_math.h, to compare with, and to take where they are the faster. Used only by the files of this folder.
  *
  * Off unless AQ_GPU_ATTENTION=cudnn, or AQ_GPU_CONVOLUTION=cudnn, as two implementations round differently: all stages
- * and all restarts of a job must have made one choice (a checkpoint has it: the device's `rounding`). With
- * AQ_GPU_ATTENTION=fastest the clock chooses for each shape, and the table keeps what it chose (cuda_table.h). cuDNN
+ * and all restarts of a job must have made one choice (a checkpoint has it: the device's `rounding`). With `fastest`
+ * instead, the clock chooses for each shape, and the table keeps what it chose (cuda_table.h). cuDNN
  * 9.21 or newer, found by its header when aqpipe is built and by its library when it runs. Our own kernels compute what
  * cuDNN cannot do as required (attention in fp32, with dropout or with a cap, gradients in fp32; and any shape without
  * an algorithm that cuDNN itself calls deterministic), and the log has one line about it for each shape.
@@ -88,7 +88,7 @@ struct cudnn_plan {
     const struct cudnn_calls *calls;
     cudnnBackendDescriptor_t plan;
     uint64_t workspace_bytes;
-    enum cudnn_faster faster; /* only with AQ_GPU_ATTENTION=fastest */
+    enum cudnn_faster faster; /* only with `fastest` */
     uint64_t number;          /* of all plans of the device, from 1 */
     uint32_t count;           /* descriptors */
     cudnnBackendDescriptor_t descriptors[CUDNN_DESCRIPTORS_MAX];
@@ -133,13 +133,14 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
 /*
  * The same of a convolution. Results differ from those of cuda_conv_product.c in the order of sums only: operands are
  * rounded alike, sums and results are fp32. Scratch: x in part 0, weights in part 1, dy in part 2, each only where it
- * is rounded or stored in another order.
+ * is rounded or stored in another order. A gradient of weights is added to, so the clock gives both ways other memory:
+ * the second half of part 1. One of more than half a part stays ours by the clock.
  */
-enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, const struct aq_stream *stream,
+enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, struct aq_stream *stream,
                                bool *done);
 enum aq_status cuda_cudnn_conv_backward(struct cuda_device *cuda, const struct aq_conv_backward *args,
-                                        const struct aq_stream *stream, bool *done);
+                                        struct aq_stream *stream, bool *done);
 enum aq_status cuda_cudnn_conv_weights(struct cuda_device *cuda, const struct aq_conv_weights *args,
-                                       const struct aq_stream *stream, bool *done);
+                                       struct aq_stream *stream, bool *done);
 
 #endif

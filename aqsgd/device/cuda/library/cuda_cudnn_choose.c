@@ -1,6 +1,6 @@
 /*
- * cuda_cudnn_choose.c -- cuDNN or our own kernels for a shape of attention, forward or backward: by the clock, once,
- * and kept in a table (cuda_table.h). The file's kind is "cudnn", its version cuDNN's.
+ * cuda_cudnn_choose.c -- cuDNN or our own kernels for a shape of an operation (attention or a convolution, forward or
+ * backward): by the clock, once, and kept in a table (cuda_table.h). The file's kind is "cudnn", its version cuDNN's.
  *
  *     line 1     "aqpipe cudnn 1"
  *     each more  the key (struct cudnn_key, 128 hexadecimal digits), "cudnn" or "own", microseconds of cuDNN and of our
@@ -28,8 +28,8 @@ static enum aq_status choices_open(const char *path, struct cuda_table *table)
     aq_error_release(&hold);
     if (status == AQ_OK) return AQ_OK;
     return aq_fail(status, "device",
-                   "AQ_GPU_ATTENTION=fastest keeps its choices in the folder AQ_GPU_TABLE: %s; or set AQ_GPU_ATTENTION "
-                   "to own or cudnn",
+                   "AQ_GPU_ATTENTION=fastest and AQ_GPU_CONVOLUTION=fastest keep their choices in the folder "
+                   "AQ_GPU_TABLE: %s; or set them to own or cudnn",
                    hold.text);
 }
 
@@ -38,9 +38,10 @@ enum aq_status cudnn_table_path(const struct cuda_device *cuda, size_t version, 
     struct cuda_table table;
     AQ_TRY(cuda_table_path(cuda, CHOICES, version, path));
     if (!*path)
-        return aq_fail(AQ_INVAL, "device",
-                       "AQ_GPU_ATTENTION=fastest keeps its choices in a folder, so that restarts have the same bits: "
-                       "set AQ_GPU_TABLE to one, for all stages of the job");
+        return aq_fail(
+            AQ_INVAL, "device",
+            "AQ_GPU_ATTENTION=fastest and AQ_GPU_CONVOLUTION=fastest keep their choices in a folder, so that "
+            "restarts have the same bits: set AQ_GPU_TABLE to one, for all stages of the job");
     AQ_TRY(choices_open(*path, &table)); /* now, not after the first steps */
     cuda_table_close(&table);
     return AQ_OK;

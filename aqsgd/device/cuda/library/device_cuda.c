@@ -394,28 +394,26 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
-/* Which of the first `count` ways does the environment ask for? */
-static enum aq_status way_asked(const char *variable, int count, enum cuda_way *way)
+static enum aq_status way_asked(const char *variable, enum cuda_way *way)
 {
     static const char *const words[] = {[CUDA_OWN] = "own", [CUDA_CUDNN] = "cudnn", [CUDA_FASTEST] = "fastest"};
     const char *word = getenv(variable);
     *way = CUDA_OWN;
     if (!word || !*word) return AQ_OK;
-    for (int i = 0; i < count; i++)
+    for (int i = CUDA_OWN; i <= CUDA_FASTEST; i++)
         if (strcmp(word, words[i]) == 0) {
             *way = (enum cuda_way)i;
             return AQ_OK;
         }
-    return aq_fail(AQ_INVAL, "device", "%s is \"%.40s\"; it must be own%s", variable, word,
-                   count > CUDA_FASTEST ? ", cudnn or fastest" : " or cudnn");
+    return aq_fail(AQ_INVAL, "device", "%s is \"%.40s\"; it must be own, cudnn or fastest", variable, word);
 }
 
 /* Other kernels than our own, where the environment asks for them. */
 static enum aq_status cudnn_open(struct cuda_device *cuda)
 {
     enum cuda_way attention, convolution;
-    AQ_TRY(way_asked("AQ_GPU_ATTENTION", CUDA_FASTEST + 1, &attention));
-    AQ_TRY(way_asked("AQ_GPU_CONVOLUTION", CUDA_FASTEST, &convolution)); /* docs/DECISIONS.md 1222 */
+    AQ_TRY(way_asked("AQ_GPU_ATTENTION", &attention));
+    AQ_TRY(way_asked("AQ_GPU_CONVOLUTION", &convolution));
 #if AQ_WITH_CUDNN
     return cuda_cudnn_open(cuda, attention, convolution, &cuda->cudnn);
 #else
