@@ -46,6 +46,7 @@ target_link_libraries(test_pair_ipc PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_cuda_device LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_cudnn LIBS codec_common LABELS quick)
+aq_cuda_on_host_test(test_cuda_fastest LIBS codec_common LABELS quick ENVIRONMENT CUDA_HOST_WATCH=0)
 aq_cuda_on_host_test(test_cuda_vocabulary LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_graph LIBS codec_common LABELS quick)
 aq_cuda_on_host_test(test_cuda_graph_models LIBS codec_common LABELS quick computes TIMEOUT 900 ENVIRONMENT CUDA_HOST_WATCH=0)
@@ -69,6 +70,8 @@ aq_test_again(conform_device_cuda_warps OF conform_device_cuda ARGS test_attenti
 # Its attention and its convolutions by cuDNN, where that can.
 aq_test_again(conform_device_cuda_cudnn OF conform_device_cuda ARGS test_attention_* LABELS computes conform quick TIMEOUT 900
   ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0)
+aq_test_again(conform_device_cuda_cudnn_parts OF conform_device_cuda ARGS test_parts_match_truth LABELS computes conform quick
+  TIMEOUT 900 ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0)
 aq_test_again(conform_device_cuda_cudnn_conv OF conform_device_cuda ARGS test_conv_* LABELS computes conform quick TIMEOUT 900
   ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 AQ_GPU_CONVOLUTION=cudnn AQ_LOG=device:0)
 
@@ -115,7 +118,7 @@ aq_faulty(aqpipe_faulty_cuda_host)
 add_test(NAME test_bench_allreduce_on_host
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe_cuda_host> cuda)
 set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 900)
-foreach(scenario gpu gpu_default gpu_graphs replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu
+foreach(scenario gpu gpu_default gpu_attention gpu_graphs replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu
     images_gpu)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})

@@ -29,6 +29,8 @@ if(AQ_CUDA AND AQ_CUDNN_FOUND)
     ENVIRONMENT "LD_LIBRARY_PATH=${folder}:${CUDAToolkit_LIBRARY_DIR}:/usr/lib/x86_64-linux-gnu:${CMAKE_BINARY_DIR}/driver")
   aq_test_again(gpu_conform_device_cudnn OF conform_device ARGS test_attention_* LABELS gpu TIMEOUT 300
     ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_ATTENTION=cudnn)
+  aq_test_again(gpu_conform_device_cudnn_parts OF conform_device ARGS test_parts_match_truth LABELS gpu TIMEOUT 300
+    ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_ATTENTION=cudnn)
   aq_test_again(gpu_conform_device_cudnn_conv OF conform_device ARGS test_conv_* LABELS gpu TIMEOUT 300
     ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_CONVOLUTION=cudnn)
 endif()

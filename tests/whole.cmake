@@ -33,6 +33,8 @@ if(TEST conform_device_cuda) # emulated
     ARGS test_attention_*)
   aq_whole(conform_device_cuda AS conform_device_cuda_cudnn ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0
     AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0 ARGS test_attention_*)
+  aq_whole(conform_device_cuda AS conform_device_cuda_cudnn_parts ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0
+    AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0 ARGS test_parts_match_truth)
   aq_whole(conform_device_cuda AS conform_device_cuda_cudnn_conv ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0
     AQ_GPU_CONVOLUTION=cudnn AQ_LOG=device:0 ARGS test_conv_*)
 endif()

@@ -135,7 +135,8 @@ static void test_parts_match_truth(void **state)
     (void)state;
     static const uint64_t sizes[][6] = {{1, 1, 1, 1, 2, 0},   {2, 7, 2, 1, 8, 0},    {3, 40, 2, 2, 20, 0},
                                         {1, 150, 4, 2, 33, 0}, {2, 70, 1, 1, 64, 9},  {1, 131, 2, 1, 64, 0},
-                                        {1, 90, 1, 1, 128, 40}, {1, 37, 1, 1, 200, 0}, {1, 20, 1, 1, 390, 0}};
+                                        {1, 90, 1, 1, 128, 40}, {1, 37, 1, 1, 200, 0}, {1, 20, 1, 1, 390, 0},
+                                        {1, 45, 4, 2, 128, 0}};
     for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         if (slow() && !type_runs(s)) continue;
         const uint64_t *size = sizes[s / TYPES];

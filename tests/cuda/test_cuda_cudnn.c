@@ -7,72 +7,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "aqsgd/device_graph.h"
-#include "codec_common.h"
+#include "attention_results.h"
 #include "conv_results.h"
-#include "cuda_cudnn.h"
 #include "cudnn.h"
-
-enum { TOKENS = 37, HEADS = 4, KEY_HEADS = 2, CHANNELS = 16 };
-
-struct attended {
-    uint16_t qkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], out[2 * TOKENS * HEADS * CHANNELS];
-    uint16_t dout[2 * TOKENS * HEADS * CHANNELS], dqkv_rounded[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS];
-    float dqkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], lse[2 * TOKENS * HEADS];
-};
-
-/* Attention there and back on a device of this environment; dropout is for the project's kernels. */
-static struct attended *attend(float dropout, bool rounded)
-{
-    struct aq_device *device = NULL;
-    const struct aq_device_config config = {.kind = "cuda"};
-    struct aq_rng_key keys[2] = {aq_rng_key(7, AQ_RNG_DROPOUT, 4, 0), aq_rng_key(7, AQ_RNG_DROPOUT, 4, 1)};
-    void *memory = NULL;
-    struct attended *copy = malloc(sizeof *copy);
-    assert_non_null(copy);
-    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, sizeof *copy, &memory), AQ_OK);
-    struct attended *x = memory;
-    for (size_t i = 0; i < sizeof x->qkv / 2; i++)
-        x->qkv[i] = aq_bfloat_from_float((float)(i * 2654435761u % 256) / 128.0f - 1.0f);
-    for (size_t i = 0; i < sizeof x->dout / 2; i++)
-        x->dout[i] = aq_bfloat_from_float((float)(i * 2246822519u % 256) / 128.0f - 1.0f);
-    const struct aq_attention args = {.samples = 2,
-                                      .T = TOKENS,
-                                      .H = HEADS,
-                                      .kv_heads = KEY_HEADS,
-                                      .D = CHANNELS,
-                                      .T_mask = TOKENS,
-                                      .window = 9,
-                                      .type = AQ_BF16,
-                                      .qkv = x->qkv,
-                                      .out = x->out,
-                                      .lse = x->lse,
-                                      .dropout = {.probability = dropout, .keys = keys},
-                                      .dout = x->dout,
-                                      .dqkv = x->dqkv,
-                                      .dqkv_rounded = rounded ? x->dqkv_rounded : NULL};
-    assert_int_equal(aq_device_attention(device, &args, NULL), AQ_OK);
-    assert_int_equal(aq_device_attention_backward(device, &args, NULL), AQ_OK);
-    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
-    struct aq_device_info info;
-    aq_device_info(device, &info);
-    assert_true(!strstr(info.rounding, "cuDNN 92801") == !getenv("AQ_GPU_ATTENTION"));
-    *copy = *x;
-    aq_device_free(device, AQ_MEMORY_DEVICE, memory, sizeof *x);
-    aq_device_close(device);
-    assert_int_equal(cudnn_host_open(), 0);
-    return copy;
-}
-
-static void near_16(const uint16_t *x, const uint16_t *y, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        const float one = aq_bfloat_to_float(x[i]), other = aq_bfloat_to_float(y[i]);
-        if (fabsf(one - other) > 0.02f + 0.02f * fabsf(other)) fail_msg("%zu: %g, %g", i, (double)one, (double)other);
-    }
-}
 
 /*
  * Asked for, cuDNN computes what its graph has words for, by the first algorithm that is deterministic and can be made;
@@ -83,28 +23,35 @@ static void test_attention_by_cudnn_is_the_house_s(void **state)
     (void)state;
     static const struct {
         struct cudnn_host_say say;
-        float dropout;
-        bool fp32;
+        struct attended_how how;
         int ran, algorithm;
-    } cases[] = {{{.version = 92801, .workspace = 4096}, 0, false, 2, 1},
-                 {{.version = 92801, .workspace = 4096, .failing = 0x6}, 0, false, 2, 3},
-                 {{.version = 92801, .workspace = 4096, .failing = 0xe}, 0, false, 0, 0},
-                 {{.version = 92801, .workspace = 64 << 20}, 0, false, 0, 0}, /* more than there is to work in */
-                 {{.version = 92801, .workspace = 4096}, 0.25f, false, 0, 0},
-                 {{.version = 92801, .workspace = 4096}, 0, true, 1, 1}}; /* backward in fp32 is the project's */
+    } cases[] = {{{.version = 92801, .workspace = 4096}, {.window = 9}, 2, 1},
+                 {{.version = 92801, .workspace = 4096, .failing = 0x6}, {.window = 9}, 2, 3},
+                 {{.version = 92801, .workspace = 4096, .failing = 0xe}, {.window = 9}, 0, 0},
+                 {{.version = 92801, .workspace = 64 << 20}, {.window = 9}, 0, 0}, /* more than there is to work in */
+                 {{.version = 92801, .workspace = 4096}, {.window = 9, .dropout = 0.25f}, 0, 0},
+                 {{.version = 92801, .workspace = 4096}, {.window = 9, .fp32 = true}, 1, 1}, /* backward is ours */
+                 {{.version = 92801, .workspace = 4096}, {.both = true}, 2, 1},
+                 {{.version = 92801, .workspace = 4096}, {.both = true, .window = 9}, 2, 1},
+                 {{.version = 92801, .workspace = 4096}, {.both = true, .lengths = true}, 2, 1},
+                 {{.version = 92801, .workspace = 4096}, {.both = true, .window = 1, .lengths = true}, 2, 1},
+                 {{.version = 92801, .workspace = 4096}, {.parts = true}, 2, 1},
+                 {{.version = 92801, .workspace = 4096}, {.parts = true, .window = 4}, 2, 1}};
     int algorithm;
     quiet_begin();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         unsetenv("AQ_GPU_ATTENTION");
-        struct attended *own = attend(cases[i].dropout, !cases[i].fp32);
+        struct attended *own = attend(&cases[i].how);
         assert_int_equal(cudnn_host_ran(&algorithm), 0);
         setenv("AQ_GPU_ATTENTION", "cudnn", 1);
         cudnn_host_say(cases[i].say);
-        struct attended *by_cudnn = attend(cases[i].dropout, !cases[i].fp32);
-        assert_int_equal(cudnn_host_ran(&algorithm), cases[i].ran);
-        if (cases[i].ran) assert_int_equal(algorithm, cases[i].algorithm);
-        near_16(by_cudnn->out, own->out, sizeof own->out / 2);
-        if (!cases[i].fp32) near_16(by_cudnn->dqkv_rounded, own->dqkv_rounded, sizeof own->dqkv_rounded / 2);
+        struct attended *by_cudnn = attend(&cases[i].how);
+        assert_int_equal(cudnn_host_open(), 0);
+        const int ran = cudnn_host_ran(&algorithm);
+        if (ran != cases[i].ran) fail_msg("case %zu: cuDNN ran %d times, not %d", i, ran, cases[i].ran);
+        if (ran) assert_int_equal(algorithm, cases[i].algorithm);
+        attended_near(by_cudnn->out, own->out, ATTENDED_OUT);
+        if (!cases[i].how.fp32) attended_near(by_cudnn->dqkv_rounded, own->dqkv_rounded, ATTENDED_WIDE);
         free(own);
         free(by_cudnn);
     }
@@ -331,7 +278,16 @@ static void test_the_rounding_names_what_cudnn_computes(void **state)
     } cases[] = {{"own", "own", NULL},
                  {"cudnn", "own", ", cuDNN 92801"},
                  {"own", "cudnn", ", cuDNN 92801: convolutions"},
-                 {"cudnn", "cudnn", ", cuDNN 92801: attention and convolutions"}};
+                 {"cudnn", "cudnn", ", cuDNN 92801: attention and convolutions"},
+                 {"fastest", "own", ", cuDNN 92801: attention by the table"},
+                 {"fastest", "cudnn", ", cuDNN 92801: convolutions, attention by the table"},
+                 {"own", "fastest", ", cuDNN 92801: convolutions by the table"},
+                 {"cudnn", "fastest", ", cuDNN 92801: attention, convolutions by the table"},
+                 {"fastest", "fastest", ", cuDNN 92801: attention and convolutions by the table"}};
+    char folder[] = "/tmp/aqpipe-rounding-XXXXXX", path[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/cudnn-the-host-4-92801", folder);
+    setenv("AQ_GPU_TABLE", folder, 1);
     const struct aq_device_config config = {.kind = "cuda"};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct aq_device *device = NULL;
@@ -347,6 +303,9 @@ static void test_the_rounding_names_what_cudnn_computes(void **state)
             assert_null(end);
         aq_device_close(device);
     }
+    unsetenv("AQ_GPU_TABLE");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
     unsetenv("AQ_GPU_ATTENTION");
     unsetenv("AQ_GPU_CONVOLUTION");
 }

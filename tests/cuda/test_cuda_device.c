@@ -657,6 +657,44 @@ static void test_an_ending_is_made_where_it_is_faster(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Launches of the clock are not of the pass: a list has what a product that is not timed has. */
+static void test_timing_of_products_is_not_listed(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/aqpipe-table-XXXXXX", path[128];
+    uint8_t bytes[2][4096];
+    struct aq_cuda_list lists[2];
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/products-the-host-4-130000", folder);
+    setenv("AQ_GPU_TABLE", folder, 1);
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3, .slow = 0x7}); /* the ending after the product */
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 16384, &memory), AQ_OK);
+    const struct aq_matmul args = small_product(memory);
+    for (int i = 0; i < 2; i++) {
+        lists[i] = (struct aq_cuda_list){.stream = cuda_device_of(device)->own->at,
+                                         .bytes = bytes[i],
+                                         .room = sizeof bytes[i],
+                                         .enqueues = true};
+        aq_cuda_list_use(&lists[i]);
+        assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+        aq_cuda_list_use(NULL);
+    }
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    assert_true(cublaslt_host_last() >= 8 && lists[1].launches == 2);
+    assert_true(lists[0].launches == 2 && !lists[0].full && lists[0].used == lists[1].used);
+    assert_memory_equal(bytes[0], bytes[1], lists[0].used);
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 16384);
+    aq_device_close(device);
+    unsetenv("AQ_GPU_TABLE");
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3});
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* More queues than a stage has streams, unless somebody has said how many. */
 static void test_streams_do_not_share_their_way_to_the_gpu(void **state)
 {
@@ -704,6 +742,7 @@ int main(void)
         cmocka_unit_test(test_a_product_that_fails_is_tried_another_way),
         cmocka_unit_test(test_the_fastest_algorithm_is_found_once_and_kept),
         cmocka_unit_test(test_an_ending_is_made_where_it_is_faster),
+        cmocka_unit_test(test_timing_of_products_is_not_listed),
         cmocka_unit_test(test_streams_do_not_share_their_way_to_the_gpu),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
     };

@@ -68,7 +68,7 @@ static void has_an_algorithm(const struct cudnn_key *key, int capability, cudnnB
     free(plan);
 }
 
-/* Models' shapes, windows, odd lengths, shared heads of keys. */
+/* Models' shapes, windows, odd lengths, shared heads of keys; encoders, samples of several lengths and of parts. */
 static void test_each_shape_has_a_deterministic_algorithm(void **state)
 {
     (void)state;
@@ -77,7 +77,13 @@ static void test_each_shape_has_a_deterministic_algorithm(void **state)
         {.type = AQ_BF16, .attention = {4, 1024, 25, 25, 64, 0, 0}},  /* GPT-2 1.5B */
         {.type = AQ_F16, .attention = {2, 2048, 16, 8, 128, 0, 0}},   /* Qwen3 0.6B */
         {.type = AQ_BF16, .attention = {2, 1000, 9, 3, 64, 0, 0}},    /* SmolLM2 135M, an odd length */
-        {.type = AQ_BF16, .attention = {2, 512, 8, 4, 128, 128, 0}}}; /* a window */
+        {.type = AQ_BF16, .attention = {2, 512, 8, 4, 128, 128, 0}},  /* a window */
+        {.type = AQ_BF16, .attention = {16, 512, 12, 12, 64, 0, CUDNN_BOTH}},
+        {.type = AQ_F16, .attention = {2, 511, 8, 8, 128, 0, CUDNN_BOTH | CUDNN_LENGTHS}},
+        {.type = AQ_BF16, .attention = {8, 1024, 12, 12, 64, 65, CUDNN_BOTH}}, /* ModernBERT's local layers */
+        {.type = AQ_BF16, .attention = {8, 1024, 12, 12, 64, 65, CUDNN_BOTH | CUDNN_LENGTHS}},
+        {.type = AQ_BF16, .attention = {4, 1024, 9, 3, 64, 0, CUDNN_PARTS}},
+        {.type = AQ_F16, .attention = {2, 1000, 16, 8, 128, 128, CUDNN_PARTS}}};
     for (size_t g = 0; g < sizeof gpus / sizeof gpus[0]; g++) {
         cudnnBackendDescriptor_t gpu = gpu_of(gpus[g][0], gpus[g][1], gpus[g][2]);
         for (size_t s = 0; s < 2 * sizeof shapes / sizeof shapes[0]; s++) {
@@ -85,8 +91,10 @@ static void test_each_shape_has_a_deterministic_algorithm(void **state)
             char text[128];
             key.operation = s % 2 ? CUDNN_ATTENTION_BACKWARD : CUDNN_ATTENTION;
             key.alignment = 16;
-            snprintf(text, sizeof text, "T %llu, D %llu%s", (unsigned long long)key.attention.T,
-                     (unsigned long long)key.attention.D, s % 2 ? ", backward" : "");
+            snprintf(text, sizeof text, "T %llu, D %llu, window %llu, masks %llu%s",
+                     (unsigned long long)key.attention.T, (unsigned long long)key.attention.D,
+                     (unsigned long long)key.attention.window, (unsigned long long)key.attention.masks,
+                     s % 2 ? ", backward" : "");
             has_an_algorithm(&key, gpus[g][0], gpu, (uint64_t)1 << 40, text);
         }
         calls.cudnnBackendDestroyDescriptor(gpu);

@@ -29,7 +29,8 @@ uint64_t cuda_host_blocks(void);
 /*
  * Launches, copies and sets that name a stream go to `take` from now on, which runs them when the stream gets there, as
  * often as it likes, and drops them after that. They answer what take answers; what it runs answers 0 or a cudaError_t.
- * copy and set are how memory is copied and set then.
+ * copy and set are how memory is copied and set then. CUDA_HOST_SLOW in the environment: while a kernel runs whose name
+ * contains it, take_longer is told a second, for a clock of events.
  */
 struct cuda_host_work {
     int (*run)(void *context);
@@ -38,7 +39,7 @@ struct cuda_host_work {
 };
 void cuda_host_later(int (*take)(void *stream, struct cuda_host_work work),
                      void (*copy)(void *to, const void *from, size_t bytes),
-                     void (*set)(void *to, int value, size_t bytes));
+                     void (*set)(void *to, int value, size_t bytes), void (*take_longer)(uint64_t ns));
 
 /*
  * Device memory, and what is known of each byte. NONE is not allocated; FRESH holds anything; PROMISED is zero by

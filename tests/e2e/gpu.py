@@ -384,6 +384,37 @@ def scenario_images_gpu():
     no_workers("images_gpu")
 
 
+def scenario_gpu_attention():
+    """Whose attention a job has by the clock, which is the emulated one: cuDNN's or ours, once, then by the table; also after a resume."""
+    check(BIN.name == "cuda_host", "CUDA_HOST_SLOW is the emulated runtime's")
+    base = {**SMALL, "model.heads": 2, "model.precision": "bf16", "checkpoint.every": "2 steps", "pipeline.stages": on_gpus(0, 0)}
+    os.environ["AQ_GPU_ATTENTION"] = "fastest"
+    refused("no table", manifest("none", **base), r"AQ_GPU_ATTENTION=fastest and .* keep their choices in a folder.*set AQ_GPU_TABLE to one", 1)
+
+    def run(name, way, slow, table=""):
+        os.environ.update(AQ_GPU_ATTENTION=way, CUDA_HOST_SLOW=slow, AQ_GPU_TABLE=str(ROOT / table) if table else "")
+        (ROOT / table).mkdir(exist_ok=True)
+        launch(manifest(name, **base))
+        return losses(name), weights(name)
+
+    own, cudnn = run("own", "own", ""), run("cudnn", "cudnn", "")
+    check(own != cudnn, "cuDNN's attention has the bits of ours: was it asked?")
+    check(run("clock-cudnn", "fastest", "attention", "table-a") == cudnn, "with our kernels slow, the job is not cuDNN's")
+    check(run("table-cudnn", "fastest", "cudnn", "table-a") == cudnn, "the table says cuDNN, and the job is not cuDNN's")
+    check(run("clock-own", "fastest", "cudnn", "table-b") == own, "with cuDNN slow, the job is not ours")
+    os.environ.update(AQ_GPU_TABLE=str(ROOT / "table-a"))
+    path = manifest("resumed", **base)
+    interrupt("sigint", path, 3)
+    launch(path, "--resume")
+    same_run("resumed", "cudnn")
+    check("its bits may differ" not in logs("resumed"), f"the resumed run was told of a change: {logs('resumed')[-2000:]}")
+    os.environ.update(AQ_GPU_TABLE=str(path))
+    refused("a file", manifest("file", **base), r"AQ_GPU_ATTENTION=fastest and .* keep their choices in the folder AQ_GPU_TABLE: ", 1)
+    for name in ("AQ_GPU_ATTENTION", "AQ_GPU_TABLE", "CUDA_HOST_SLOW"):
+        os.environ.pop(name)
+    no_workers("gpu_attention")
+
+
 def scenario_gpu_graphs():
     """With AQ_GPU_GRAPHS=1 passes are launched as graphs, and a job has the bits that it has without: the default codec, dropout,
     a smaller last micro-batch, staleness, adapters, split backward, and a resume in the middle."""

@@ -3,7 +3,8 @@
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
  * (cuBLASLt); cuda_conv_product.c convolutions by them; cuda_math.c the rest of device_math.h, which cuda_*.cu compute;
- * cuda_cudnn.c attention and convolutions by cuDNN; cuda_graph.c work that is launched again at once.
+ * cuda_cudnn.c attention and convolutions by cuDNN; cuda_table.h choices by the clock; cuda_graph.c work that is
+ * launched again at once.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -73,6 +74,9 @@ bool cuda_architecture_fits(const char *list, int major, int minor);
 
 struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c */
 struct cuda_cudnn;  /* cuDNN, where it is asked for: cuda_cudnn.c */
+
+/* Whose kernels compute attention, or convolutions: AQ_GPU_ATTENTION, AQ_GPU_CONVOLUTION. */
+enum cuda_way { CUDA_OWN, CUDA_CUDNN, CUDA_FASTEST };
 
 struct aq_stream {
     struct cuda_device *device;
@@ -156,6 +160,12 @@ extern const struct aq_grad_launchers aq_grad_launchers_cuda;
  * 0: one does not fit. `bytes` of a row, `round`: a piece has a multiple of it.
  */
 uint64_t cuda_conv_rows(const struct cuda_device *cuda, uint64_t rows, uint64_t bytes, uint64_t round);
+/* Convolutions by our own kernels, whoever was asked for. */
+enum aq_status cuda_conv_own(struct cuda_device *cuda, const struct aq_conv *args, struct aq_stream *stream);
+enum aq_status cuda_conv_backward_own(struct cuda_device *cuda, const struct aq_conv_backward *args,
+                                      struct aq_stream *stream);
+enum aq_status cuda_conv_weights_own(struct cuda_device *cuda, const struct aq_conv_weights *args,
+                                     struct aq_stream *stream);
 
 /* cuda_graph.c: aq_device_graph_* */
 enum aq_status cuda_graph_wanted(bool *wanted); /* AQ_GPU_GRAPHS. AQ_INVAL: it is neither 0 nor 1, or AQ_SYNC is 1 */

@@ -45,6 +45,9 @@ enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
 enum aq_status aq_cuda_attention(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 
+/* After cuDNN's attention of 16 bits: rows of padding of out and lse, or (backward) of dqkv_rounded, become 0. */
+enum aq_status aq_cuda_attention_padding(const struct aq_attention *args, bool backward, struct CUstream_st *stream);
+
 /*
  * Convolutions, one thread per value: right for every shape, and slow. cuda_conv_product.c makes products of them where
  * it can. (A row's scratch is not used.)

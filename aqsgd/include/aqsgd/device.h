@@ -61,7 +61,7 @@ struct aq_device_info {
     char name[128]; /* "cpu: AMD EPYC, 2 threads, AVX-512 BF16"             */
     char uuid[40];  /* of the GPU, as nvidia-smi writes it; "" on a CPU    */
     char rounding
-        [128]; /* on what the bits of its sums depend: GPU, processors, library; "" on a CPU, where on nothing */
+        [192]; /* on what the bits of its sums depend: GPU, processors, library; "" on a CPU, where on nothing */
     uint64_t memory_bytes; /* in all                                              */
     uint32_t threads;      /* of the pool (1 on a GPU)                            */
     bool host_memory;      /* device pointers may be dereferenced by the host     */

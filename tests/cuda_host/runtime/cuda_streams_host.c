@@ -291,7 +291,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     (*out)->gpu = cuda_runtime_host_current();
     streams = *out;
     (void)pthread_mutex_unlock(&lock);
-    cuda_host_later(note_kernel, cuda_runtime_host_copy, cuda_runtime_host_set);
+    cuda_host_later(note_kernel, cuda_runtime_host_copy, cuda_runtime_host_set, cuda_runtime_host_longer);
     return cudaSuccess;
 }
 

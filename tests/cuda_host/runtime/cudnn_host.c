@@ -113,6 +113,12 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
     return CUDNN_STATUS_SUCCESS;
 }
 
+static bool is_slow(void)
+{
+    const char *slow = getenv("CUDA_HOST_SLOW");
+    return slow && strcmp(slow, "cudnn") == 0;
+}
+
 static const struct attribute *find(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name)
 {
     for (int i = 0; of && i < of->count; i++)
@@ -351,14 +357,30 @@ static const cudnnBackendAttributeName_t attention_names[2][TENSORS] = {
      CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC,
      CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC}};
 
+enum { LENGTHS_Q = TENSORS, LENGTHS_KV, STARTS, ALL_TENSORS };
+static const cudnnBackendAttributeName_t lengths_names[2][2] = {
+    {CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_QDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_SEQ_LEN_KVDESC}};
+
 struct attention {
-    bool backward;
-    int64_t causal, window; /* masks that there are; the bound of the latter, 0: none */
+    bool backward, slow;
+    bool right;            /* a band: no columns but `ahead` ahead of the row */
+    int64_t ahead, window; /* the left bound of another band; 0: none         */
     float scale;
-    struct tensor tensors[TENSORS];
+    struct tensor tensors[ALL_TENSORS];
     void *workspace;
     size_t workspace_bytes;
 };
+
+static bool has(const struct tensor *x)
+{
+    return x->sizes[0] != 0;
+}
+
+static int64_t number_at(const struct tensor *x, int64_t b, int64_t t)
+{
+    return ((const int32_t *)x->at)[b * x->strides[0] + t * x->strides[2]];
+}
 
 static double load(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
 {
@@ -380,9 +402,25 @@ static void store(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64
             x->type == CUDNN_DATA_BFLOAT16 ? aq_bfloat_from_float((float)value) : aq_half_from_float((float)value);
 }
 
-static bool sees(const struct attention *x, int64_t row, int64_t column)
+/* Is a row real? Of the others results are written with anything. */
+static bool is_real(const struct attention *x, int64_t b, int64_t row)
 {
-    return (!x->causal || row >= column) && (!x->window || column + x->window > row);
+    return !has(&x->tensors[LENGTHS_Q]) || row < number_at(&x->tensors[LENGTHS_Q], b, 0);
+}
+
+static bool sees(const struct attention *x, int64_t b, int64_t row, int64_t column)
+{
+    if (x->right && row + x->ahead < column) return false;
+    if (x->window && column + x->window <= row) return false;
+    if (has(&x->tensors[LENGTHS_KV]) && column >= number_at(&x->tensors[LENGTHS_KV], b, 0)) return false;
+    return !has(&x->tensors[STARTS]) || column >= number_at(&x->tensors[STARTS], b, row);
+}
+
+/* A row of a result that nobody has promised. */
+static void store_anything(const struct tensor *x, int64_t b, int64_t h, int64_t t)
+{
+    for (int64_t d = 0; d < x->sizes[3]; d++)
+        store(x, b, h, t, d, NAN);
 }
 
 static double score(const struct attention *x, int64_t b, int64_t h, int64_t row, int64_t column)
@@ -402,10 +440,15 @@ static void forward_head(const struct attention *x, int64_t b, int64_t h)
     assert(weights);
     for (int64_t row = 0; row < T; row++) {
         double most = -INFINITY, sum = 0;
+        if (!is_real(x, b, row)) {
+            store_anything(&x->tensors[LSE], b, h, row);
+            store_anything(&x->tensors[O], b, h, row);
+            continue;
+        }
         for (int64_t column = 0; column < T; column++)
-            if (sees(x, row, column)) most = fmax(most, weights[column] = score(x, b, h, row, column));
+            if (sees(x, b, row, column)) most = fmax(most, weights[column] = score(x, b, h, row, column));
         for (int64_t column = 0; column < T; column++)
-            sum += weights[column] = sees(x, row, column) ? exp(weights[column] - most) : 0;
+            sum += weights[column] = sees(x, b, row, column) ? exp(weights[column] - most) : 0;
         store(&x->tensors[LSE], b, h, row, 0, most + log(sum));
         for (int64_t d = 0; d < D; d++) {
             double value = 0;
@@ -426,11 +469,15 @@ static void backward_head(const struct attention *x, int64_t b, int64_t h, doubl
     assert(dq);
     for (int64_t row = 0; row < T; row++) {
         double delta = 0;
+        if (!is_real(x, b, row)) {
+            store_anything(&x->tensors[DQ], b, h, row);
+            continue;
+        }
         memset(dq, 0, (size_t)D * sizeof *dq);
         for (int64_t d = 0; d < D; d++)
             delta += load(&x->tensors[DO], b, h, row, d) * load(&x->tensors[O], b, h, row, d);
         for (int64_t column = 0; column < T; column++) {
-            if (!sees(x, row, column)) continue;
+            if (!sees(x, b, row, column)) continue;
             const double weight = exp(score(x, b, h, row, column) - load(&x->tensors[LSE], b, h, row, 0));
             double product = 0;
             for (int64_t d = 0; d < D; d++) {
@@ -459,8 +506,9 @@ static void backward_keys(const struct attention *x, int64_t b, int64_t of_keys)
         backward_head(x, b, h, dk, dv);
     for (int64_t t = 0; t < T; t++)
         for (int64_t d = 0; d < D; d++) {
-            store(&x->tensors[DK], b, of_keys, t, d, dk[t * D + d]);
-            store(&x->tensors[DV], b, of_keys, t, d, dv[t * D + d]);
+            const bool real = is_real(x, b, t);
+            store(&x->tensors[DK], b, of_keys, t, d, real ? dk[t * D + d] : NAN);
+            store(&x->tensors[DV], b, of_keys, t, d, real ? dv[t * D + d] : NAN);
         }
     free(dk);
 }
@@ -472,6 +520,7 @@ static int attention_run(void *context)
     for (int64_t b = 0; b < x->tensors[Q].sizes[0]; b++)
         for (int64_t h = 0; h < x->tensors[x->backward ? K : Q].sizes[1]; h++)
             x->backward ? backward_keys(x, b, h) : forward_head(x, b, h);
+    if (x->slow) cuda_runtime_host_longer(1000000000);
     free(context);
     return cudaSuccess;
 }
@@ -483,29 +532,6 @@ static void *address(cudnnBackendDescriptor_t pack, int64_t uid)
     for (int64_t i = 0; uids && pointers && i < uids->count && i < pointers->count; i++)
         if (uids->values.numbers[i] == uid) return pointers->values.pointers[i];
     return NULL;
-}
-
-/* Each band of the mask must take the scores of the one before. */
-static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t last, cudnnBackendDescriptor_t pack,
-                     struct attention *out)
-{
-    const struct attribute *bands = find(subgraph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
-    for (int64_t i = 0; bands && i < bands->count; i++) {
-        cudnnBackendDescriptor_t band = bands->values.pointers[i];
-        const int64_t keeps = number(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE);
-        cudnnBackendDescriptor_t bound = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC);
-        cudnnBackendDescriptor_t fill = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC);
-        const float *value = address(pack, number(fill, CUDNN_ATTR_TENSOR_UNIQUE_ID));
-        if (number(part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC), CUDNN_ATTR_TENSOR_UNIQUE_ID) != first++ ||
-            !value || !isinf(*value) || *value > 0 ||
-            keeps != (bound ? CUDNN_POINTWISE_CMP_GT : CUDNN_POINTWISE_CMP_GE))
-            return false;
-        const int32_t *window = bound ? address(pack, number(bound, CUDNN_ATTR_TENSOR_UNIQUE_ID)) : NULL;
-        if (bound && (!window || *window <= 0)) return false;
-        if (bound) out->window = *window;
-        out->causal += !bound;
-    }
-    return bands && first == last && out->causal == 1;
 }
 
 /* False: it has no address, or one that is aligned less than was promised. */
@@ -521,12 +547,113 @@ static bool tensor_at(cudnnBackendDescriptor_t tensor, cudnnBackendDescriptor_t 
     return x->at && (uintptr_t)x->at % (uintptr_t)number(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT) == 0;
 }
 
+/* The chain of masks while it is read: the scores that the next one must take, and what parts have so far. */
+struct chain {
+    cudnnBackendDescriptor_t pack;
+    int64_t scores, columns, keeps;
+    struct attention *out;
+};
+
+static int64_t uid_of(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name)
+{
+    return number(part(of, name), CUDNN_ATTR_TENSOR_UNIQUE_ID);
+}
+
+/* A tensor of scores, or of a value for each, in no memory. */
+static bool is_virtual(cudnnBackendDescriptor_t tensor, cudnnDataType_t type)
+{
+    return tensor && find(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL) &&
+           number(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE) == (int64_t)type;
+}
+
+static bool is_fill(const struct chain *chain, cudnnBackendDescriptor_t fill)
+{
+    const float *value = address(chain->pack, number(fill, CUDNN_ATTR_TENSOR_UNIQUE_ID));
+    return find(fill, CUDNN_ATTR_TENSOR_IS_BY_VALUE) && value && isinf(*value) && *value < 0;
+}
+
+static bool band_read(struct chain *chain, cudnnBackendDescriptor_t band)
+{
+    const int64_t keeps = number(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE);
+    cudnnBackendDescriptor_t left = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC);
+    cudnnBackendDescriptor_t right = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_SHIFT_RIGHT_BOUND_DESC);
+    cudnnBackendDescriptor_t y = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC), bound = left ? left : right;
+    const int32_t *value = bound ? address(chain->pack, number(bound, CUDNN_ATTR_TENSOR_UNIQUE_ID)) : NULL;
+    if (uid_of(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC) != chain->scores ||
+        !is_virtual(y, CUDNN_DATA_FLOAT) ||
+        !is_fill(chain, part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC)) || (left && right) ||
+        keeps != (left ? CUDNN_POINTWISE_CMP_GT : CUDNN_POINTWISE_CMP_GE) || (bound && !value))
+        return false;
+    if (left ? chain->out->window != 0 || *value <= 0 : chain->out->right) return false;
+    if (left)
+        chain->out->window = *value;
+    else
+        chain->out->right = true, chain->out->ahead = value ? *value : 0;
+    chain->scores = number(y, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+    return true;
+}
+
+static bool pointwise_read(struct chain *chain, cudnnBackendDescriptor_t operation)
+{
+    cudnnBackendDescriptor_t form = part(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    cudnnBackendDescriptor_t y = part(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+    cudnnBackendDescriptor_t b = part(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
+    const int64_t x = uid_of(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC);
+    const int64_t to = number(y, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+    switch (number(form, CUDNN_ATTR_POINTWISE_MODE)) {
+    case CUDNN_POINTWISE_GEN_INDEX:
+        chain->columns = to;
+        return x == chain->scores && number(form, CUDNN_ATTR_POINTWISE_AXIS) == 3 && is_virtual(y, CUDNN_DATA_INT32);
+    case CUDNN_POINTWISE_CMP_GE:
+        chain->keeps = to;
+        return x == chain->columns && b && number(b, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_INT32 &&
+               is_virtual(y, CUDNN_DATA_BOOLEAN) && !has(&chain->out->tensors[STARTS]) &&
+               tensor_at(b, chain->pack, &chain->out->tensors[STARTS]);
+    case CUDNN_POINTWISE_BINARY_SELECT:
+        if (x != chain->scores || !is_fill(chain, b) || !is_virtual(y, CUDNN_DATA_FLOAT) || !chain->keeps ||
+            uid_of(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC) != chain->keeps)
+            return false;
+        chain->scores = to;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Each operation must take the scores of the one before; without a subgraph there are none. */
+static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t last, cudnnBackendDescriptor_t pack,
+                     struct attention *out)
+{
+    const struct attribute *operations = find(subgraph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    struct chain chain = {.pack = pack, .scores = first, .out = out};
+    if (!subgraph) return first == 0 && last == 0;
+    for (int64_t i = 0; operations && i < operations->count; i++) {
+        cudnnBackendDescriptor_t operation = operations->values.pointers[i];
+        const bool band = operation->type == CUDNN_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR;
+        if (!(band ? band_read(&chain, operation) : pointwise_read(&chain, operation))) return false;
+    }
+    return operations && chain.scores == last && last != first;
+}
+
+/* Both, of (B, 1, 1, 1) numbers; or none. */
+static bool lengths_of(cudnnBackendDescriptor_t operation, cudnnBackendDescriptor_t pack, struct attention *out)
+{
+    for (int i = 0; i < 2; i++) {
+        cudnnBackendDescriptor_t tensor = part(operation, lengths_names[out->backward][i]);
+        struct tensor *x = &out->tensors[LENGTHS_Q + i];
+        if (tensor && (!tensor_at(tensor, pack, x) || x->type != CUDNN_DATA_INT32 ||
+                       x->sizes[0] != out->tensors[Q].sizes[0] || x->sizes[1] * x->sizes[2] * x->sizes[3] != 1))
+            return false;
+    }
+    return has(&out->tensors[LENGTHS_Q]) == has(&out->tensors[LENGTHS_KV]);
+}
+
 /* --- convolutions ----------------------------------------------------------------------------------------------- */
 
 struct conv {
     struct tensor tensors[CONV_TENSORS];
     int64_t zeroes[2], steps[2], dilations[2];
-    bool mirrored, tensor_cores;
+    bool mirrored, tensor_cores, slow;
     int result;
     float alpha, beta;
     void *workspace;
@@ -588,6 +715,7 @@ static int conv_run(void *context)
                     const double before = x->beta == 0 ? 0 : (double)x->beta * load(result, at[0], at[1], at[2], at[3]);
                     store(result, at[0], at[1], at[2], at[3], (double)x->alpha * *sum + before);
                 }
+    if (x->slow) cuda_runtime_host_longer(1000000000);
     free(sums);
     free(context);
     return cudaSuccess;
@@ -602,6 +730,7 @@ static cudnnStatus_t conv_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     cudnnBackendDescriptor_t form = part(operation, names->convolution);
     struct conv call = {.result = names->result,
                         .tensor_cores = plan->algorithm != FALLBACK,
+                        .slow = is_slow(),
                         .workspace = workspace,
                         .workspace_bytes = known.workspace};
     for (int i = 0; i < CONV_TENSORS; i++) {
@@ -631,7 +760,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     cudnnBackendDescriptor_t operation = part(plan->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     const bool backward = operation->type == CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR;
     const struct attribute *workspace = find(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-    struct attention call = {.backward = backward, .workspace_bytes = known.workspace};
+    struct attention call = {.backward = backward, .slow = is_slow(), .workspace_bytes = known.workspace};
     if (!workspace || !workspace->values.pointers[0]) return bad("nothing to work in");
     if (conv_names_of(operation)) return conv_execute(handle, plan, pack, workspace->values.pointers[0]);
     call.workspace = workspace->values.pointers[0];
@@ -646,6 +775,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
                                        : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID),
             pack, &call))
         return bad("a mask");
+    if (!lengths_of(operation, pack, &call)) return bad("lengths");
     ran++;
     ran_with = plan->algorithm;
     return cuda_runtime_host_later(handle->stream, attention_run, &call, sizeof call) == cudaSuccess

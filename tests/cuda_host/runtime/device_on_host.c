@@ -14,6 +14,7 @@
 #include "cuda_conv_product.c"
 #include "cuda_cudnn.c"
 #include "cuda_cudnn_attention.c"
+#include "cuda_cudnn_choose.c"
 #include "cuda_cudnn_conv.c"
 #include "cuda_cudnn_plan.c"
 #include "cuda_graph.c"
@@ -22,6 +23,7 @@
 #include "cuda_plan.c"
 #include "cuda_probe.c"
 #include "cuda_table.c"
+#include "cuda_table_products.c"
 #include "device_cuda.c"
 
 #include "cuda_codec_open.c"

@@ -592,3 +592,34 @@ enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void 
     }
     return AQ_OK;
 }
+
+/* A block per token: rows of padding, `width` values of 16 bits each, become 0; and their lse, if there is one. */
+static __global__ void __launch_bounds__(THREADS)
+    attention_padding(struct aq_cuda_attention args, uint16_t *rows, uint64_t width, float *lse)
+{
+    const uint64_t token = blockIdx.x, sample = blockIdx.y;
+    if (token < length_of(args, sample)) return;
+    uint16_t *row = rows + (sample * args.T + token) * width;
+    for (uint64_t i = threadIdx.x; i < width; i += THREADS)
+        row[i] = 0;
+    for (uint64_t head = threadIdx.x; lse && head < args.H; head += THREADS)
+        lse[(sample * args.H + head) * args.T + token] = 0.0f;
+}
+
+enum aq_status aq_cuda_attention_padding(const struct aq_attention *args, bool backward, struct CUstream_st *stream)
+{
+    constexpr uint64_t SAMPLES_AT_ONCE = 65535; /* a grid's y */
+    if (args->T == 0 || !args->lengths) return AQ_OK;
+    const uint64_t width = (backward ? args->H + 2 * args->kv_heads : args->H) * args->D;
+    uint16_t *rows = backward ? args->dqkv_rounded : static_cast<uint16_t *>(args->out);
+    for (uint64_t first = 0; first < args->samples; first += SAMPLES_AT_ONCE) {
+        const uint64_t samples = least(args->samples - first, SAMPLES_AT_ONCE);
+        struct aq_attention some = *args;
+        some.lengths += first;
+        const struct aq_cuda_attention kernel = aq_cuda_attention_of(&some);
+        const dim3 grid(static_cast<unsigned>(args->T), static_cast<unsigned>(samples));
+        AQ_TRY(AQ_LAUNCH(attention_padding, grid, THREADS, 0, stream, kernel, rows + first * args->T * width, width,
+                         backward ? nullptr : args->lse + first * args->H * args->T));
+    }
+    return AQ_OK;
+}

@@ -32,6 +32,19 @@
 #define CONV_BY_CUDNN(call, what) ((void)0)
 #endif
 
+/* cuda_NAME: by cuDNN, or by cuda_NAME_own. */
+#define CONV_OPERATION(name, what)                                                                                     \
+    enum aq_status cuda_##name(struct aq_device *device, const struct aq_##name *args, struct aq_stream *stream)       \
+    {                                                                                                                  \
+        struct cuda_device *cuda = cuda_device_of(device);                                                             \
+        stream = cuda_stream_of(cuda, stream);                                                                         \
+        CONV_BY_CUDNN(cuda_cudnn_##name, what);                                                                        \
+        return cuda_##name##_own(cuda, args, stream);                                                                  \
+    }
+CONV_OPERATION(conv, "convolution")
+CONV_OPERATION(conv_backward, "gradient of a convolution's inputs")
+CONV_OPERATION(conv_weights, "gradient of a convolution's weights")
+
 enum {
     CONV_ROWS_PART = 0,
     CONV_WEIGHTS_PART = 1,
@@ -148,14 +161,11 @@ static enum aq_status rows_product(struct cuda_device *cuda, const struct aq_con
     return cuda_check(cuda, stream, "convolution");
 }
 
-enum aq_status cuda_conv(struct aq_device *device, const struct aq_conv *args, struct aq_stream *stream)
+enum aq_status cuda_conv_own(struct cuda_device *cuda, const struct aq_conv *args, struct aq_stream *stream)
 {
-    struct cuda_device *cuda = cuda_device_of(device);
     const struct aq_conv_shape *shape = &args->shape;
     const void *w;
     uint64_t w_stride;
-    stream = cuda_stream_of(cuda, stream);
-    CONV_BY_CUDNN(cuda_cudnn_conv, "convolution");
     if (!conv_fits(cuda, shape)) return aq_cuda_conv(args, cuda_part(stream, 0), stream->at);
     AQ_TRY(conv_operand(shape, args->w, shape->K * shape->K * shape->C, shape->N, CONV_WEIGHTS_PART, stream, &w,
                         &w_stride));
@@ -190,10 +200,9 @@ static enum aq_status product_back(struct cuda_device *cuda, const struct aq_con
     return cuda_check(cuda, stream, "gradient of a convolution's inputs");
 }
 
-enum aq_status cuda_conv_backward(struct aq_device *device, const struct aq_conv_backward *args,
-                                  struct aq_stream *stream)
+enum aq_status cuda_conv_backward_own(struct cuda_device *cuda, const struct aq_conv_backward *args,
+                                      struct aq_stream *stream)
 {
-    struct cuda_device *cuda = cuda_device_of(device);
     const struct aq_conv_shape *shape = &args->shape;
     const enum aq_element type = conv_type(shape);
     const uint64_t each = out_pixels(shape) / shape->samples,
@@ -201,8 +210,6 @@ enum aq_status cuda_conv_backward(struct aq_device *device, const struct aq_conv
     /* A sample's rows, and its gradient in 16 bits. */
     const uint64_t widest = stride > conv_stride(shape->N, AQ_F32) ? stride : conv_stride(shape->N, AQ_F32);
     const uint64_t most = cuda_conv_rows(cuda, shape->samples, each * widest * sizeof(float), 1);
-    stream = cuda_stream_of(cuda, stream);
-    CONV_BY_CUDNN(cuda_cudnn_conv_backward, "gradient of a convolution's inputs");
     if (!conv_fits(cuda, shape) || (shape->stride > 1 && most == 0))
         return aq_cuda_conv_backward(args, cuda_part(stream, 0), stream->at);
     if (is_direct(shape)) return product_back(cuda, args, shape->samples, stream);
@@ -215,17 +222,15 @@ enum aq_status cuda_conv_backward(struct aq_device *device, const struct aq_conv
     return rows_product(cuda, &back, args->dy, cuda_part(stream, CONV_WEIGHTS_PART), transposed, args->dx, stream);
 }
 
-enum aq_status cuda_conv_weights(struct aq_device *device, const struct aq_conv_weights *args, struct aq_stream *stream)
+enum aq_status cuda_conv_weights_own(struct cuda_device *cuda, const struct aq_conv_weights *args,
+                                     struct aq_stream *stream)
 {
-    struct cuda_device *cuda = cuda_device_of(device);
     const struct aq_conv_shape *shape = &args->shape;
     const uint64_t pixels = out_pixels(shape), inner = shape->K * shape->K * shape->C, N = shape->N;
     const enum aq_element type = conv_type(shape);
     const bool direct = is_direct(shape);
     const uint64_t stride = direct ? inner : conv_stride(inner, type);
     const uint64_t widest = stride > conv_stride(N, type) ? stride : conv_stride(N, type);
-    stream = cuda_stream_of(cuda, stream);
-    CONV_BY_CUDNN(cuda_cudnn_conv_weights, "gradient of a convolution's weights");
     if (!conv_fits(cuda, shape)) return aq_cuda_conv_weights(args, cuda_part(stream, 0), stream->at);
     const uint64_t most = direct ? pixels : cuda_conv_rows(cuda, pixels, widest * aq_element_bytes(type), CONV_ROUND);
     for (uint64_t first = 0; first < pixels; first += most) {
@@ -243,7 +248,7 @@ enum aq_status cuda_conv_weights(struct aq_device *device, const struct aq_conv_
         if (!direct) AQ_TRY(rows_gather(shape, args->x, first, rows, stride, stream));
         AQ_TRY(conv_operand(shape, args->dy + first * N, rows, N, CONV_GRADIENT_PART, stream, &product.b,
                             &product.b_stride));
-        AQ_TRY(cuda_matmul(device, &product, stream));
+        AQ_TRY(cuda_matmul(&cuda->base, &product, stream));
     }
     return cuda_check(cuda, stream, "gradient of a convolution's weights");
 }

@@ -15,22 +15,33 @@
 struct cuda_cudnn {
     struct cudnn_calls calls;
     cudnnHandle_t handle;
-    bool attends, convolves; /* what it was asked for */
-    uint64_t made;           /* plans */
-    uint32_t next;           /* the plan that goes where a further one comes */
+    enum cuda_way attention, convolution; /* what it was asked for */
+    char *table;                          /* the file of choices by the clock; NULL: none is made */
+    uint64_t made;                        /* plans */
+    uint32_t next;                        /* the plan that goes where a further one comes */
     struct cudnn_plan plans[CUDNN_PLANS_MAX];
 };
 
 static_assert(sizeof(struct cudnn_key) == 64, "no padding: keys are compared as bytes");
 
+static const char *const ways[] = {[CUDA_OWN] = "own", [CUDA_CUDNN] = "cudnn", [CUDA_FASTEST] = "fastest"};
+
+/* What the user has set, for errors. */
 static const char *variable_of(const struct cuda_cudnn *cudnn)
 {
-    return cudnn->attends ? "AQ_GPU_ATTENTION" : "AQ_GPU_CONVOLUTION";
+    return cudnn->attention == CUDA_OWN ? "AQ_GPU_CONVOLUTION" : "AQ_GPU_ATTENTION";
 }
 
+static const char *way_of(const struct cuda_cudnn *cudnn)
+{
+    return ways[cudnn->attention == CUDA_OWN ? cudnn->convolution : cudnn->attention];
+}
+
+/* What cuDNN computes; by the clock: where it is the faster. */
 static const char *work_of(const struct cuda_cudnn *cudnn)
 {
-    return !cudnn->convolves ? "attention" : cudnn->attends ? "attention and convolutions" : "convolutions";
+    if (cudnn->attention == CUDA_OWN) return "convolutions";
+    return cudnn->convolution == CUDA_OWN ? "attention" : "attention and convolutions";
 }
 
 #ifdef AQ_CUDNN_LINKED
@@ -54,7 +65,7 @@ static enum aq_status library_open(struct cuda_cudnn *cudnn)
     aq_error_hold(&hold);
     const enum aq_status status = aq_gpu_library_open(AQ_GPU_CUDNN, names, addresses, COUNT);
     aq_error_release(&hold);
-    if (status != AQ_OK) return aq_fail(status, "device", "%s=cudnn: %s", variable_of(cudnn), hold.text);
+    if (status != AQ_OK) return aq_fail(status, "device", "%s=%s: %s", variable_of(cudnn), way_of(cudnn), hold.text);
 #define CUDNN_TAKE(name) *(void **)&cudnn->calls.name = addresses[at++];
     CUDNN_CALLS(CUDNN_TAKE)
 #undef CUDNN_TAKE
@@ -66,29 +77,33 @@ static enum aq_status handle_open(struct cuda_cudnn *cudnn)
 {
     const size_t version = cudnn->calls.cudnnGetVersion();
     if (version < CUDNN_VERSION_MIN)
-        return aq_fail(AQ_NODEV, "device", "%s=cudnn: cuDNN %zu is installed, but %d or later is needed",
-                       variable_of(cudnn), version, CUDNN_VERSION_MIN);
+        return aq_fail(AQ_NODEV, "device", "%s=%s: cuDNN %zu is installed, but %d or later is needed",
+                       variable_of(cudnn), way_of(cudnn), version, CUDNN_VERSION_MIN);
     const cudnnStatus_t status = cudnn->calls.cudnnCreate(&cudnn->handle);
     if (status == CUDNN_STATUS_SUCCESS) return AQ_OK;
-    return aq_fail(AQ_NODEV, "device", "%s=cudnn: cuDNN does not start: %s", variable_of(cudnn),
+    return aq_fail(AQ_NODEV, "device", "%s=%s: cuDNN does not start: %s", variable_of(cudnn), way_of(cudnn),
                    cudnn->calls.cudnnGetErrorString(status));
 }
 
-enum aq_status cuda_cudnn_open(bool attends, bool convolves, struct cuda_cudnn **out)
+enum aq_status cuda_cudnn_open(const struct cuda_device *cuda, enum cuda_way attention, enum cuda_way convolution,
+                               struct cuda_cudnn **out)
 {
     struct cuda_cudnn *cudnn;
     *out = NULL;
-    if (!attends && !convolves) return AQ_OK;
+    if (attention == CUDA_OWN && convolution == CUDA_OWN) return AQ_OK;
     AQ_TRY(AQ_NEW(1, &cudnn));
-    cudnn->attends = attends;
-    cudnn->convolves = convolves;
+    cudnn->attention = attention;
+    cudnn->convolution = convolution;
     enum aq_status status = library_open(cudnn);
     if (status == AQ_OK) status = handle_open(cudnn);
+    if (status == AQ_OK && (attention == CUDA_FASTEST || convolution == CUDA_FASTEST))
+        status = cudnn_table_path(cuda, cudnn->calls.cudnnGetVersion(), &cudnn->table);
     if (status != AQ_OK) {
         cuda_cudnn_close(cudnn);
         return status;
     }
-    aq_log("device", 1, "%s by cuDNN %zu", work_of(cudnn), cudnn->calls.cudnnGetVersion());
+    aq_log("device", 1, "%s by cuDNN %zu%s", work_of(cudnn), cudnn->calls.cudnnGetVersion(),
+           cudnn->table ? ", by the clock where AQ_GPU_ATTENTION or AQ_GPU_CONVOLUTION is fastest" : "");
     *out = cudnn;
     return AQ_OK;
 }
@@ -99,31 +114,42 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn)
     for (uint32_t i = 0; i < CUDNN_PLANS_MAX; i++)
         cudnn_plan_drop(&cudnn->plans[i]);
     if (cudnn->handle) (void)cudnn->calls.cudnnDestroy(cudnn->handle);
+    aq_free(cudnn->table);
     aq_free(cudnn);
 }
 
-/* A checkpoint of a job whose attention is cuDNN's has had no words but the version. */
+/* A checkpoint of a job whose attention is always cuDNN's has had no words but the version. */
 void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t bytes)
 {
+    static const char *const texts[][3] = {
+        [CUDA_OWN] = {"", ": convolutions", ": convolutions by the table"},
+        [CUDA_CUDNN] = {"", ": attention and convolutions", ": attention, convolutions by the table"},
+        [CUDA_FASTEST] = {": attention by the table", ": convolutions, attention by the table",
+                          ": attention and convolutions by the table"}};
     const size_t used = strlen(text);
-    snprintf(text + used, bytes - used, ", cuDNN %zu%s%s", cudnn->calls.cudnnGetVersion(), cudnn->convolves ? ": " : "",
-             cudnn->convolves ? work_of(cudnn) : "");
+    snprintf(text + used, bytes - used, ", cuDNN %zu%s", cudnn->calls.cudnnGetVersion(),
+             texts[cudnn->attention][cudnn->convolution]);
 }
 
-bool cudnn_attends(const struct cuda_cudnn *cudnn)
+enum cuda_way cudnn_attends(const struct cuda_cudnn *cudnn)
 {
-    return cudnn->attends;
+    return cudnn->attention;
 }
 
-bool cudnn_convolves(const struct cuda_cudnn *cudnn)
+enum cuda_way cudnn_convolves(const struct cuda_cudnn *cudnn)
 {
-    return cudnn->convolves;
+    return cudnn->convolution;
+}
+
+const char *cudnn_table(const struct cuda_cudnn *cudnn)
+{
+    return cudnn->table;
 }
 
 /* --- plans ------------------------------------------------------------------------------------------------------ */
 
-const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
-                                       cudnn_text *text_of, const char *obstacle)
+struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
+                                 cudnn_text *text_of, const char *obstacle)
 {
     for (uint32_t i = 0; i < CUDNN_PLANS_MAX; i++)
         if (cudnn->plans[i].calls && memcmp(&cudnn->plans[i].key, key, sizeof *key) == 0) return &cudnn->plans[i];

@@ -90,18 +90,8 @@ static cudnnBackendDescriptor_t conv_descriptor(struct cudnn_plan *plan)
 static cudnnBackendDescriptor_t identity(struct cudnn_plan *plan, cudnnBackendDescriptor_t from,
                                          cudnnBackendDescriptor_t to)
 {
-    const cudnnPointwiseMode_t mode = CUDNN_POINTWISE_IDENTITY;
-    const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    cudnnBackendDescriptor_t form = cudnn_create(plan, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    cudnn_finish(plan, form, "an identity's form");
-    cudnnBackendDescriptor_t made = cudnn_create(plan, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, form);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, from);
-    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, to);
-    cudnn_finish(plan, made, "an identity");
-    return made;
+    const cudnnBackendDescriptor_t tensors[] = {from, NULL, NULL, to};
+    return cudnn_pointwise(plan, CUDNN_POINTWISE_IDENTITY, CUDNN_DATA_FLOAT, -1, tensors, "an identity");
 }
 
 cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t handle)
@@ -136,20 +126,23 @@ cudnnBackendDescriptor_t cudnn_conv_graph(struct cudnn_plan *plan, cudnnHandle_t
 /* x, w and y, or their gradients: fp32, as device_math.h has them. */
 struct conv_call {
     struct cuda_device *cuda;
-    const struct aq_stream *stream;
+    struct aq_stream *stream;
     enum cudnn_operation operation;
+    const void *args; /* of the operation */
     struct aq_conv_shape shape;
     const float *x, *w, *y;
     float *dw;
     uint64_t in, out, weights; /* values of a sample, of its result, and of the weights */
     uint64_t most;             /* samples at once; 0: not even one */
     bool rounds;
+    struct cudnn_plan *plan, *last; /* of `most` samples, and of the rest */
 };
 
-static struct conv_call conv_call_of(struct cuda_device *cuda, enum cudnn_operation operation,
-                                     const struct aq_conv_shape *shape, const struct aq_stream *stream)
+static struct conv_call conv_call_of(struct cuda_device *cuda, enum cudnn_operation operation, const void *args,
+                                     const struct aq_conv_shape *shape, struct aq_stream *stream)
 {
     struct conv_call call = {.cuda = cuda,
+                             .args = args,
                              .stream = stream,
                              .operation = operation,
                              .shape = *shape,
@@ -179,12 +172,12 @@ static void conv_text(const struct cudnn_key *key, char *text, size_t bytes)
 {
     snprintf(text, bytes, "%s, %llu images of %llu x %llu, %llu to %llu channels, %llu x %llu, stride %llu",
              conv_forms[key->operation - CUDNN_CONV].text, (unsigned long long)key->conv.samples,
-             (unsigned long long)key->conv.height, (unsigned long long)key->conv.width,
-             (unsigned long long)key->conv.C, (unsigned long long)key->conv.N, (unsigned long long)key->conv.K,
-             (unsigned long long)key->conv.K, (unsigned long long)key->conv.stride);
+             (unsigned long long)key->conv.height, (unsigned long long)key->conv.width, (unsigned long long)key->conv.C,
+             (unsigned long long)key->conv.N, (unsigned long long)key->conv.K, (unsigned long long)key->conv.K,
+             (unsigned long long)key->conv.stride);
 }
 
-static const struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t samples)
+static struct cudnn_plan *conv_plan(const struct conv_call *call, uint64_t samples)
 {
     const struct aq_conv_shape *s = &call->shape;
     const uintptr_t any = (uintptr_t)call->x | (uintptr_t)call->y; /* w and its gradient are in scratch */
@@ -235,54 +228,94 @@ static enum aq_status conv_piece(const struct conv_call *call, const struct cudn
     return aq_cuda_weights_add(w, s->N, s->K * s->K * s->C, call->dw, call->stream->at);
 }
 
-/* Both plans are there before anything runs: dw is added to. */
-static enum aq_status conv_run(const struct conv_call *call, bool *done)
+/* Both plans are there before anything runs: dw is added to. False: one is missing. */
+static bool conv_plans(struct conv_call *call)
 {
     const uint64_t samples = call->shape.samples, most = call->most ? call->most : samples, rest = samples % most;
-    const struct cudnn_plan *last = NULL, *plan = NULL;
+    call->plan = conv_plan(call, most);
+    if (!call->plan->plan || !rest) return call->plan->plan;
+    call->last = conv_plan(call, rest);
+    if (!call->last->plan) return false;
+    call->plan = conv_plan(call, most); /* that of the rest may have taken its place */
+    return call->plan->plan;            /* and it could not be made once more */
+}
+
+static enum aq_status conv_run(void *context)
+{
+    const struct conv_call *call = context;
+    const uint64_t samples = call->shape.samples, most = call->most;
     const void *w = cuda_part(call->stream, CUDNN_W_PART);
-    *done = false;
-    if (!cudnn_convolves(call->cuda->cudnn)) return AQ_OK;
-    plan = conv_plan(call, most);
-    if (!plan->plan) return AQ_OK;
-    if (rest) last = conv_plan(call, rest);
-    if (rest && !last->plan) return AQ_OK;
-    if (rest) plan = conv_plan(call, most); /* that of the rest may have taken its place */
-    if (!plan->plan) return AQ_OK;          /* and it could not be made once more */
     if (call->operation != CUDNN_CONV_WEIGHTS) AQ_TRY(conv_weights_in(call, &w));
-    for (uint64_t first = 0; first < samples; first += most)
-        AQ_TRY(
-            conv_piece(call, first + most <= samples ? plan : last, first, first + most <= samples ? most : rest, w));
+    for (uint64_t first = 0; first < samples; first += most) {
+        const bool whole = first + most <= samples;
+        AQ_TRY(conv_piece(call, whole ? call->plan : call->last, first, whole ? most : samples - first, w));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status conv_run_own(void *context)
+{
+    const struct conv_call *call = context;
+    if (call->operation == CUDNN_CONV) return cuda_conv_own(call->cuda, call->args, call->stream);
+    if (call->operation == CUDNN_CONV_BACKWARD) return cuda_conv_backward_own(call->cuda, call->args, call->stream);
+    struct aq_conv_weights args = *(const struct aq_conv_weights *)call->args;
+    args.dw = call->dw;
+    return cuda_conv_weights_own(call->cuda, &args, call->stream);
+}
+
+/* By the clock: a gradient of weights is added to memory that nobody reads. */
+static enum aq_status conv_choose(const struct conv_call *call)
+{
+    const uint64_t half = CUDA_PART_BYTES / 2;
+    struct conv_call timed = *call;
+    const struct cudnn_contest contest = {
+        .own = conv_run_own, .cudnn = conv_run, .context = &timed, .text_of = conv_text};
+    if (call->operation == CUDNN_CONV_WEIGHTS) {
+        timed.dw = (float *)cuda_part(call->stream, CUDNN_W_PART) + half / sizeof(float);
+        if (call->weights * sizeof(float) > half) call->plan->faster = CUDNN_IS_SLOWER;
+    }
+    return cudnn_choose(cudnn_table(call->cuda->cudnn), call->plan, &contest, call->stream);
+}
+
+static enum aq_status conv_by_cudnn(struct conv_call *call, bool *done)
+{
+    const enum cuda_way way = cudnn_convolves(call->cuda->cudnn);
+    *done = false;
+    if (way == CUDA_OWN) return AQ_OK;
+    if (!conv_plans(call)) return AQ_OK;
+    if (way == CUDA_FASTEST) AQ_TRY(conv_choose(call));
+    if (call->plan->faster == CUDNN_IS_SLOWER) return AQ_OK;
+    AQ_TRY(conv_run(call));
     *done = true;
     return AQ_OK;
 }
 
-enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, const struct aq_stream *stream,
+enum aq_status cuda_cudnn_conv(struct cuda_device *cuda, const struct aq_conv *args, struct aq_stream *stream,
                                bool *done)
 {
-    struct conv_call call = conv_call_of(cuda, CUDNN_CONV, &args->shape, stream);
+    struct conv_call call = conv_call_of(cuda, CUDNN_CONV, args, &args->shape, stream);
     call.x = args->x;
     call.w = args->w;
     call.y = args->y;
-    return conv_run(&call, done);
+    return conv_by_cudnn(&call, done);
 }
 
 enum aq_status cuda_cudnn_conv_backward(struct cuda_device *cuda, const struct aq_conv_backward *args,
-                                        const struct aq_stream *stream, bool *done)
+                                        struct aq_stream *stream, bool *done)
 {
-    struct conv_call call = conv_call_of(cuda, CUDNN_CONV_BACKWARD, &args->shape, stream);
+    struct conv_call call = conv_call_of(cuda, CUDNN_CONV_BACKWARD, args, &args->shape, stream);
     call.x = args->dx;
     call.w = args->w;
     call.y = args->dy;
-    return conv_run(&call, done);
+    return conv_by_cudnn(&call, done);
 }
 
 enum aq_status cuda_cudnn_conv_weights(struct cuda_device *cuda, const struct aq_conv_weights *args,
-                                       const struct aq_stream *stream, bool *done)
+                                       struct aq_stream *stream, bool *done)
 {
-    struct conv_call call = conv_call_of(cuda, CUDNN_CONV_WEIGHTS, &args->shape, stream);
+    struct conv_call call = conv_call_of(cuda, CUDNN_CONV_WEIGHTS, args, &args->shape, stream);
     call.x = args->x;
     call.dw = args->dw;
     call.y = args->dy;
-    return conv_run(&call, done);
+    return conv_by_cudnn(&call, done);
 }

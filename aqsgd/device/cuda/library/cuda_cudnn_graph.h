@@ -9,6 +9,7 @@
 #define AQ_CUDA_CUDNN_GRAPH_H
 
 #include "cuda_cudnn.h"
+#include "cuda_table.h"
 
 enum { CUDNN_ALIGNMENT = 16 }; /* bytes: of tensors in device memory, where they lie so */
 
@@ -31,6 +32,13 @@ cudnnBackendDescriptor_t cudnn_tensor(struct cudnn_plan *plan, int64_t uid, cudn
 /* The graph of some operations. handle: NULL for a graph inside of another, and for a GPU in words. */
 cudnnBackendDescriptor_t cudnn_graph(struct cudnn_plan *plan, int64_t count, const cudnnBackendDescriptor_t *operations,
                                      cudnnHandle_t handle, const char *name);
+
+/* A number that is not in device memory: the call gives it. */
+cudnnBackendDescriptor_t cudnn_scalar(struct cudnn_plan *plan, int64_t uid, cudnnDataType_t type);
+
+/* y of x, and of b and t (NULL: none), computed in `type`. axis: of an index; -1: none. In the order x, b, t, y. */
+cudnnBackendDescriptor_t cudnn_pointwise(struct cudnn_plan *plan, cudnnPointwiseMode_t mode, cudnnDataType_t type,
+                                         int64_t axis, const cudnnBackendDescriptor_t tensors[4], const char *name);
 
 /* bf16, fp16 or fp32 as cuDNN names it. */
 cudnnDataType_t cudnn_type(uint32_t type);
@@ -59,8 +67,8 @@ typedef void cudnn_text(const struct cudnn_key *key, char *text, size_t bytes);
  * The plan of key: one that was made before, or a further one. Its `plan` is NULL where cuDNN has none, or is not
  * asked: obstacle has the reason, or is NULL.
  */
-const struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
-                                       cudnn_text *text_of, const char *obstacle);
+struct cudnn_plan *cudnn_plan_of(struct cuda_cudnn *cudnn, const struct cudnn_key *key, uint64_t workspace_max,
+                                 cudnn_text *text_of, const char *obstacle);
 
 /*
  * Enqueues the plan on the stream, or lists it for a graph of launches (cuda_list.h). AQ_CUDAERR: cuDNN refused, with
@@ -70,8 +78,26 @@ enum aq_status cudnn_execute(struct cuda_cudnn *cudnn, const struct cudnn_plan *
                              const struct cudnn_addresses *addresses, void *workspace, const struct aq_stream *stream,
                              const char *what);
 
-/* Was cuDNN asked for this? */
-bool cudnn_attends(const struct cuda_cudnn *cudnn);
-bool cudnn_convolves(const struct cuda_cudnn *cudnn);
+/* Whose kernels were asked for? */
+enum cuda_way cudnn_attends(const struct cuda_cudnn *cudnn);
+enum cuda_way cudnn_convolves(const struct cuda_cudnn *cudnn);
+
+/* --- cuda_cudnn_choose.c: by the clock --- */
+
+/* The table's path. AQ_INVAL, AQ_IO, AQ_CORRUPT: it cannot be used; logged. AQ_NOMEM. */
+enum aq_status cudnn_table_path(const struct cuda_device *cuda, size_t version, char **path);
+
+/*
+ * Sets plan->faster, if it is not set: from the table, or by the clock, and then the table has it. Statuses are those
+ * of cuda_cudnn_attention.
+ */
+struct cudnn_contest {
+    cuda_timed *own, *cudnn; /* of `context` */
+    void *context;
+    cudnn_text *text_of;
+};
+enum aq_status cudnn_choose(const char *path, struct cudnn_plan *plan, const struct cudnn_contest *contest,
+                            const struct aq_stream *stream);
+const char *cudnn_table(const struct cuda_cudnn *cudnn);
 
 #endif

@@ -61,6 +61,31 @@ cudnnBackendDescriptor_t cudnn_tensor(struct cudnn_plan *plan, int64_t uid, cudn
     return made;
 }
 
+cudnnBackendDescriptor_t cudnn_scalar(struct cudnn_plan *plan, int64_t uid, cudnnDataType_t type)
+{
+    const struct cudnn_shape one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
+    return cudnn_tensor(plan, uid, type, &one, CUDNN_BY_VALUE);
+}
+
+cudnnBackendDescriptor_t cudnn_pointwise(struct cudnn_plan *plan, cudnnPointwiseMode_t mode, cudnnDataType_t type,
+                                         int64_t axis, const cudnnBackendDescriptor_t tensors[4], const char *name)
+{
+    static const cudnnBackendAttributeName_t names[] = {
+        CUDNN_ATTR_OPERATION_POINTWISE_XDESC, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+        CUDNN_ATTR_OPERATION_POINTWISE_TDESC, CUDNN_ATTR_OPERATION_POINTWISE_YDESC};
+    cudnnBackendDescriptor_t form = cudnn_create(plan, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    if (axis >= 0) cudnn_set(plan, form, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+    cudnn_finish(plan, form, name);
+    cudnnBackendDescriptor_t made = cudnn_create(plan, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    cudnn_join(plan, made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, form);
+    for (int i = 0; i < 4; i++)
+        if (tensors[i]) cudnn_join(plan, made, names[i], tensors[i]);
+    cudnn_finish(plan, made, name);
+    return made;
+}
+
 cudnnBackendDescriptor_t cudnn_graph(struct cudnn_plan *plan, int64_t count, const cudnnBackendDescriptor_t *operations,
                                      cudnnHandle_t handle, const char *name)
 {
@@ -105,15 +130,19 @@ static int64_t configs_of(struct cudnn_plan *plan, cudnnBackendDescriptor_t grap
                  : 0;
 }
 
+static bool attends(const struct cudnn_key *key)
+{
+    return key->operation == CUDNN_ATTENTION || key->operation == CUDNN_ATTENTION_BACKWARD;
+}
+
 /*
  * The notes of algorithms that a plan may not have, as bits: no two runs with other bits; sums of a convolution in fp32
  * and without Winograd's large tiles, which lose digits; in fp32 no tensor core, as that one rounds to tf32.
  */
 static uint32_t notes_refused(const struct cudnn_key *key)
 {
-    const bool attends = key->operation == CUDNN_ATTENTION || key->operation == CUDNN_ATTENTION_BACKWARD;
     uint32_t notes = 1u << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
-    if (attends) return notes;
+    if (attends(key)) return notes;
     notes |= 1u << CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION | 1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 |
              1u << CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13;
     if (key->type == AQ_F32)
@@ -180,9 +209,9 @@ void cudnn_plan_make(const struct cudnn_calls *calls, const struct cudnn_key *ke
                      cudnnBackendDescriptor_t target, uint64_t workspace_max, struct cudnn_plan *plan)
 {
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
-    const bool attends = key->operation == CUDNN_ATTENTION || key->operation == CUDNN_ATTENTION_BACKWARD;
     *plan = (struct cudnn_plan){.key = *key, .calls = calls};
-    cudnnBackendDescriptor_t graph = attends ? cudnn_attention_graph(plan, handle) : cudnn_conv_graph(plan, handle);
+    cudnnBackendDescriptor_t graph =
+        attends(key) ? cudnn_attention_graph(plan, handle) : cudnn_conv_graph(plan, handle);
     if (plan->failed != CUDNN_STATUS_SUCCESS) return;
     cudnnStatus_t last = CUDNN_STATUS_SUCCESS;
     for (size_t i = 0; i < sizeof modes / sizeof *modes && !plan->plan && plan->failed == CUDNN_STATUS_SUCCESS; i++)

@@ -16,7 +16,7 @@
  *     RECORDS    adds to the list, and CUDA records        the list must be what it was; instantiate, one launch
  *
  * A list is recorded the second time that it comes: what comes once is not worth it, and the first time has loaded all
- * kernels, made all plans and timed them (cuda_table.c), which must not happen while CUDA records.
+ * kernels, made all plans and timed them (cuda_table.h), which must not happen while CUDA records.
  *
  * Rejected: a key of what may differ (slot, shape, version, ...), because one that is forgotten is a wrong gradient;
  * recording each time with cudaGraphExecUpdate, because recording costs the host what launching does.

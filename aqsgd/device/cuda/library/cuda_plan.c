@@ -64,7 +64,7 @@ static enum aq_status preference_make(struct cuda_matmul *matmul)
     LT(cublasLtMatmulPreferenceSetAttribute(matmul->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                                             sizeof reductions),
        NULL);
-    return cuda_table_path(matmul->cuda, &matmul->table);
+    return cuda_products_path(matmul->cuda, &matmul->table);
 }
 
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out)
@@ -268,7 +268,7 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
     struct cuda_plan *plan = &matmul->plans[matmul->next++ % CUDA_PLANS_MAX];
     plan->key = key;
     enum aq_status status = cuda_plan_remake(matmul, plan);
-    if (status == AQ_OK && matmul->table) cuda_table_choose(matmul, plan, args, stream);
+    if (status == AQ_OK && matmul->table) cuda_products_choose(matmul, plan, args, stream);
     if (status == AQ_OK && !plan->made) status = cuda_plan_remake(matmul, plan);
     if (status == AQ_OK)
         *out = plan;

@@ -53,9 +53,9 @@ struct cuda_matmul {
 
 /*
  * The plan of a product whose operands are in_type already; kept, or made now. AQ_CUDAERR (logged): cuBLASLt has no
- * algorithm for it. With a table, and a kind that it does not name, the algorithms are timed now (cuda_table.c): c, and
- * what GELU keeps, are then written with what the product will write there once more. AQ_AGAIN (not logged): work is
- * only being listed (aq_cuda_list), and the plan is not made yet.
+ * algorithm for it. With a table, and a kind that it does not name, the algorithms are timed now
+ * (cuda_table_products.c): c, and what GELU keeps, are then written with what the product will write there once more.
+ * AQ_AGAIN (not logged): work is only being listed (aq_cuda_list), and the plan is not made yet.
  */
 enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *args, enum aq_element in_type,
                             const struct aq_stream *stream, struct cuda_plan **out);
@@ -98,16 +98,16 @@ enum aq_status cuda_plan_remake(struct cuda_matmul *matmul, struct cuda_plan *pl
 void cuda_plan_text(const struct cuda_plan *plan, char *text);
 
 /*
- * cuda_table.c: the file of this GPU and library in the folder that AQ_GPU_TABLE names; *path is NULL where none is
- * named. AQ_NOMEM.
+ * cuda_table_products.c: the file of this GPU and library in the folder that AQ_GPU_TABLE names; *path is NULL where
+ * none is named. AQ_NOMEM.
  */
-enum aq_status cuda_table_path(const struct cuda_device *cuda, char **path);
+enum aq_status cuda_products_path(const struct cuda_device *cuda, char **path);
 
 /*
  * The algorithm of the table, or the fastest by the clock, which is then in the table: with the ending in the product
  * or after it. Failures are logged and change nothing.
  */
-void cuda_table_choose(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
-                       const struct aq_stream *stream);
+void cuda_products_choose(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
+                          const struct aq_stream *stream);
 
 #endif

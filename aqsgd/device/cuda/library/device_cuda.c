@@ -394,30 +394,36 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
-/* Does the environment ask for cuDNN here? */
-static enum aq_status cudnn_asked(const char *variable, bool *asked)
+static enum aq_status way_asked(const char *variable, enum cuda_way *way)
 {
-    const char *way = getenv(variable);
-    *asked = way && strcmp(way, "cudnn") == 0;
-    if (!way || !*way || *asked || strcmp(way, "own") == 0) return AQ_OK;
-    return aq_fail(AQ_INVAL, "device", "%s is \"%.40s\"; it must be own or cudnn", variable, way);
+    static const char *const words[] = {[CUDA_OWN] = "own", [CUDA_CUDNN] = "cudnn", [CUDA_FASTEST] = "fastest"};
+    const char *word = getenv(variable);
+    *way = CUDA_OWN;
+    if (!word || !*word) return AQ_OK;
+    for (int i = CUDA_OWN; i <= CUDA_FASTEST; i++)
+        if (strcmp(word, words[i]) == 0) {
+            *way = (enum cuda_way)i;
+            return AQ_OK;
+        }
+    return aq_fail(AQ_INVAL, "device", "%s is \"%.40s\"; it must be own, cudnn or fastest", variable, word);
 }
 
 /* Other kernels than our own, where the environment asks for them. */
 static enum aq_status cudnn_open(struct cuda_device *cuda)
 {
-    bool attends, convolves;
-    AQ_TRY(cudnn_asked("AQ_GPU_ATTENTION", &attends));
-    AQ_TRY(cudnn_asked("AQ_GPU_CONVOLUTION", &convolves));
+    enum cuda_way attention, convolution;
+    AQ_TRY(way_asked("AQ_GPU_ATTENTION", &attention));
+    AQ_TRY(way_asked("AQ_GPU_CONVOLUTION", &convolution));
 #if AQ_WITH_CUDNN
-    return cuda_cudnn_open(attends, convolves, &cuda->cudnn);
+    return cuda_cudnn_open(cuda, attention, convolution, &cuda->cudnn);
 #else
     (void)cuda;
-    if (!attends && !convolves) return AQ_OK;
+    if (attention == CUDA_OWN && convolution == CUDA_OWN) return AQ_OK;
+    const char *variable = attention == CUDA_OWN ? "AQ_GPU_CONVOLUTION" : "AQ_GPU_ATTENTION";
     return aq_fail(AQ_NODEV, "device",
-                   "%s is \"cudnn\", and this aqpipe was built without cuDNN: unset it, or build with cuDNN's headers "
+                   "%s is \"%s\", and this aqpipe was built without cuDNN: unset it, or build with cuDNN's headers "
                    "(-DAQ_CUDNN=ON)",
-                   attends ? "AQ_GPU_ATTENTION" : "AQ_GPU_CONVOLUTION");
+                   variable, getenv(variable));
 #endif
 }
 
