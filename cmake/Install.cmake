@@ -8,7 +8,8 @@ set(AQ_INSTALL_FISH "${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d" CACHE S
 option(AQ_COMPLETION "Write the shells' completion with the programs that were built (OFF: cross builds)" ON)
 mark_as_advanced(AQ_INSTALL_UNITS AQ_INSTALL_BASH AQ_INSTALL_ZSH AQ_INSTALL_FISH)
 
-install(TARGETS aqpipe aqpiped aqpipe-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+get_property(programs GLOBAL PROPERTY AQ_INSTALLED) # aqpipe, aqpiped, aqpipe-bench
+install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(CODE "foreach(program aqpipe aqpiped aqpipe-bench) # the run path is for packages that bring libraries (CMakeLists.txt)
   file(RPATH_REMOVE FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\${program}\")
 endforeach()")

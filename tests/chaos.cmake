@@ -6,18 +6,18 @@ if(TARGET aqpipe)
   add_test(NAME chaos_split # more on demand: tests/chaos_split --faults 1000 --seed 1
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_split --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_split PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
-  add_test(NAME chaos_rounds # more on demand: tests/chaos_rounds --faults 1000
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 1 --steps 20 --bin $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(chaos_rounds PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
-  add_test(NAME chaos_rounds_steps # reduce.every: 1
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 5 --round 1 --steps 20 --set "checkpoint.every=20 steps" --bin $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(chaos_rounds_steps PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
-  add_test(NAME chaos_rounds_delay # averages that travel during steps
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --faults 6 --seed 3 --set reduce.delay=6 --bin $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(chaos_rounds_delay PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
-  add_test(NAME chaos_rounds_daemons # a daemon for each replica, and faults that kill one
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --daemons --faults 8 --seed 5 --steps 20 --bin $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(chaos_rounds_daemons PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
+  # More on demand: tests/chaos_rounds --faults 1000. NAME has a small model, and few steps between faults; NAME_whole (label long) has neither.
+  function(aq_chaos_rounds name)
+    set(command ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --bin $<TARGET_FILE_DIR:aqpipe> ${ARGN})
+    add_test(NAME ${name} COMMAND ${command} --steps 20 --blocks 2 --channels 16)
+    add_test(NAME ${name}_whole COMMAND ${command})
+    set_tests_properties(${name} PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
+    set_tests_properties(${name}_whole PROPERTIES LABELS "fault;long" TIMEOUT 3600 PROCESSORS 2)
+  endfunction()
+  aq_chaos_rounds(chaos_rounds --faults 6 --seed 1)
+  aq_chaos_rounds(chaos_rounds_steps --faults 6 --seed 5 --round 1 --set "checkpoint.every=20 steps") # reduce.every: 1
+  aq_chaos_rounds(chaos_rounds_delay --faults 6 --seed 3 --set reduce.delay=6) # averages that travel during steps
+  aq_chaos_rounds(chaos_rounds_daemons --daemons --faults 8 --seed 5) # a daemon for each replica, and faults that kill one
   add_test(NAME chaos_rounds_lab # docs/RESULTS.md has a long form
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --lab --faults 8 --every 1 --seed 1 --stages 1 --blocks 2 --noise 0.3 --set reduce.codec=q4 --set reduce.steps=speed
       --channels 16 --bin $<TARGET_FILE_DIR:aqpipe>)

@@ -14,6 +14,7 @@ endif()
 add_executable(puppet_worker kit/puppet_worker.c)
 target_include_directories(puppet_worker PRIVATE ${aq_runtime_MODULES})
 target_link_libraries(puppet_worker PRIVATE aq_runtime aq_dep::jansson aq_flags)
+aq_started(puppet_worker)
 aq_test(test_supervision LIBS aq_runtime aq_dep::jansson LABELS fault
         ARGS $<TARGET_FILE:aqpiped> $<TARGET_FILE:puppet_worker> TIMEOUT 900 PARTS 2)
 target_include_directories(test_supervision PRIVATE ${aq_runtime_MODULES})

@@ -113,6 +113,7 @@ foreach(program aqpipe aqpiped aqpipe_faulty aqpipe-bench)
   target_link_libraries(${program}_cuda_host PRIVATE ${library} aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
+  aq_started(${program}_cuda_host)
 endforeach()
 aq_faulty(aqpipe_faulty_cuda_host)
 add_test(NAME test_bench_allreduce_on_host

@@ -9,6 +9,7 @@ if(TARGET aqpipe)
     target_link_libraries(${program}_isolated PRIVATE aq_runtime aqsgd aq_flags Threads::Threads m)
     set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
+    aq_started(${program}_isolated)
   endforeach()
   aq_faulty(aqpipe_faulty_isolated)
   # The program that workers of tests run where links are to break and checkpoints to be slow.
@@ -16,10 +17,12 @@ if(TARGET aqpipe)
   aq_faulty(aqpipe_faulty)
   target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_faulty PRIVATE aq_runtime aq_flags)
+  aq_started(aqpipe_faulty)
   # And the one whose stages take as long as they are told: tools/scale --check.
   add_executable(aqpipe_timed ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c ${PROJECT_SOURCE_DIR}/tools/bench/timed_worker.c)
   target_include_directories(aqpipe_timed PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_timed PRIVATE aq_runtime aq_flags)
+  aq_started(aqpipe_timed)
   target_link_options(aqpipe_timed PRIVATE -Wl,--wrap=aq_stage_forward,--wrap=aq_stage_backward,--wrap=aq_stage_loss)
   foreach(library power_loss clock_jump clock_ahead) # for LD_PRELOAD
     add_library(${library} MODULE kit/${library}.c)

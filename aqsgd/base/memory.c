@@ -1,10 +1,12 @@
 /*
  * memory.c -- the only room that asks the C library or the kernel for memory.
  *
- * aq_alloc keeps its size in front of the block, one cache line, so that what is out can be counted.
+ * aq_alloc keeps its size in front of the block, one cache line, so that what is out can be counted, and where the C
+ * library's block begins.
  */
 #include "aqsgd/base/memory.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +22,43 @@ static bool must_fail(void)
     return atomic_fetch_sub_explicit(&fail_at, 1, memory_order_relaxed) == 1;
 }
 
+struct head {
+    size_t all;
+    void *taken; /* from the C library */
+};
+static_assert(sizeof(struct head) <= AQ_ALIGN, "it is in front of a block");
+
+enum { CLEARED_BYTES_MAX = 64 << 10 };
+
+/* Zeroed and aligned, with its head. A large block is calloc's, which clears only what was used before: of a struct
+ * of MiB, of which a small job uses KiB, the other pages are never touched. AddressSanitizer knows the exact end of a
+ * block only if nothing is added to it. */
+static uint8_t *zeroed(size_t all)
+{
+    struct head head = {.all = all};
+    uint8_t *block;
+#ifndef __SANITIZE_ADDRESS__
+    if (all > CLEARED_BYTES_MAX) {
+        block = head.taken = calloc(1, all + AQ_ALIGN);
+        if (!block) return NULL;
+        block += (AQ_ALIGN - (uintptr_t)block % AQ_ALIGN) % AQ_ALIGN;
+        memcpy(block, &head, sizeof head);
+        return block;
+    }
+#endif
+    block = head.taken = aligned_alloc(AQ_ALIGN, all);
+    if (!block) return NULL;
+    memset(block, 0, all);
+    memcpy(block, &head, sizeof head);
+    return block;
+}
+
 enum aq_status aq_alloc(size_t bytes, void **out)
 {
     if (bytes > SIZE_MAX / 2) return aq_fail(AQ_NOMEM, "memory", "cannot allocate %zu bytes", bytes);
     const size_t all = (bytes + 2 * AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + (bytes == 0 ? AQ_ALIGN : 0);
-    uint8_t *block = must_fail() ? NULL : aligned_alloc(AQ_ALIGN, all);
+    uint8_t *block = must_fail() ? NULL : zeroed(all);
     if (!block) return aq_fail(AQ_NOMEM, "memory", "cannot allocate %zu bytes", bytes);
-    memset(block, 0, all);
-    memcpy(block, &all, sizeof all);
     atomic_fetch_add_explicit(&used, all, memory_order_relaxed);
     *out = block + AQ_ALIGN;
     return AQ_OK;
@@ -44,11 +75,10 @@ enum aq_status aq_alloc_at(size_t bytes, void *out)
 void aq_free(void *memory)
 {
     if (!memory) return;
-    uint8_t *block = (uint8_t *)memory - AQ_ALIGN;
-    size_t all;
-    memcpy(&all, block, sizeof all);
-    atomic_fetch_sub_explicit(&used, all, memory_order_relaxed);
-    free(block);
+    struct head head;
+    memcpy(&head, (uint8_t *)memory - AQ_ALIGN, sizeof head);
+    atomic_fetch_sub_explicit(&used, head.all, memory_order_relaxed);
+    free(head.taken);
 }
 
 enum aq_status aq_alloc_text(const char *text, char **out)

@@ -7,11 +7,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <cmocka.h>
 
 #include "aqsgd/base.h"
+#include "sample.h"
 #include "virtual_clock.h"
 
 static void quiet(int level, const char *line, void *context)
@@ -89,6 +91,39 @@ static void test_memory_counts_and_fails_on_demand(void **state)
     assert_int_equal(aq_alloc(SIZE_MAX, &b), AQ_NOMEM);
     aq_log_sink(NULL, NULL);
     aq_error_clear();
+}
+
+/* Small and large blocks are the same, whatever was in their memory before. */
+static void test_memory_is_aligned_and_zeroed_at_every_size(void **state)
+{
+    (void)state;
+    const uint64_t before = aq_memory_used();
+    for (int again = 0; again < 3; again++)
+        for (size_t bytes = 1; bytes < 1 << 20; bytes = bytes * 5 / 3 + 1) {
+            uint8_t *memory;
+            assert_int_equal(AQ_NEW(bytes, &memory), AQ_OK);
+            assert_int_equal((uintptr_t)memory % AQ_ALIGN, 0);
+            for (size_t i = 0; i < bytes; i++)
+                if (memory[i] != 0) fail_msg("byte %zu of %zu is %u", i, bytes, memory[i]);
+            memset(memory, 0xa5, bytes);
+            aq_free(memory);
+        }
+    assert_int_equal(aq_memory_used(), before);
+}
+
+/* A large block takes page faults only where it is used. */
+static void test_memory_of_a_large_block_is_not_touched(void **state)
+{
+    (void)state;
+    enum { BYTES = 64 << 20, PAGE = 4096 }; /* more than malloc ever keeps for later */
+    struct rusage begin, end;
+    uint8_t *memory;
+    assert_int_equal(getrusage(RUSAGE_SELF, &begin), 0);
+    assert_int_equal(AQ_NEW(BYTES, &memory), AQ_OK);
+    memory[BYTES - 1] = 1;
+    assert_int_equal(getrusage(RUSAGE_SELF, &end), 0);
+    aq_free(memory);
+    if (!sample_sanitized()) assert_in_range(end.ru_minflt - begin.ru_minflt, 0, BYTES / PAGE / 10);
 }
 
 static void test_arena_measures_what_it_places(void **state)
@@ -605,6 +640,8 @@ int main(void)
         cmocka_unit_test(test_log_lines_say_when_who_and_how_grave),
         cmocka_unit_test(test_log_sink_is_replaced_while_others_log),
         cmocka_unit_test(test_memory_counts_and_fails_on_demand),
+        cmocka_unit_test(test_memory_is_aligned_and_zeroed_at_every_size),
+        cmocka_unit_test(test_memory_of_a_large_block_is_not_touched),
         cmocka_unit_test(test_arena_measures_what_it_places),
         cmocka_unit_test(test_ring_passes_every_token_in_order),
         cmocka_unit_test(test_philox_known_answers),

@@ -6,6 +6,7 @@
  * touched.
  */
 #include "codec_common.h"
+#include "sample.h"
 
 /* The sender's and receiver's tables change with every update, so that each meets each. */
 static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, uint32_t updates)
@@ -132,6 +133,7 @@ static void test_aqsgd_invariant_holds_for_every_config_and_store(void **state)
                 struct aq_codec_config config = config_of(AQ_CODEC_AQSGD, bits, number);
                 config.store = (enum aq_codec_precision)store;
                 if (config.grid == AQ_GRID_MIDTREAD && bits == 1) continue;
+                if ((number / 3 + number + bits) % sample_every(3) != 0) continue;
                 const uint32_t *shape = shapes[runs % 8];
                 /* One bit at random over a store of two does not contract: soon the sample is sent raw, as it should
                  * be. */
@@ -141,7 +143,7 @@ static void test_aqsgd_invariant_holds_for_every_config_and_store(void **state)
             }
         }
     }
-    assert_true(runs > 3000);
+    assert_true(runs > 3000 / sample_every(3));
 }
 
 static void test_directq_decodes_as_encoded(void **state)
@@ -197,7 +199,7 @@ static void test_every_rate_and_error_of_ec(void **state)
     (void)state;
     static const float rates[] = {1.0f, 3.5f, 3.75f, 5.0f, 8.0f}, errors[] = {0.3f, 0.05f, 0.004f};
     for (uint32_t number = 0; number < 24; number++)
-        for (size_t s = 0; s < 8; s++) {
+        for (size_t s = number % sample_every(2); s < 8; s += sample_every(2)) {
             struct aq_codec_config config;
             aq_codec_config_default(&config, AQ_CODEC_EC, 3);
             config.rate = rates[number % 8 % 5];
@@ -298,6 +300,7 @@ static void test_every_table_writes_the_same_body(void **state)
                 struct aq_codec_config config = config_of((enum aq_codec_kind)kind, bits, number);
                 config.store = (enum aq_codec_precision)(1 + runs % 6);
                 if (config.grid == AQ_GRID_MIDTREAD && bits == 1) continue;
+                if ((number / 3 + number + bits) % sample_every(3) != 0) continue;
                 const uint32_t *shape = shapes[runs++ * 5 / 3 % 8];
                 run_tables(&config, shape[0], shape[1]);
             }

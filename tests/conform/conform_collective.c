@@ -9,6 +9,7 @@
 
 #include "collective_cases.h"
 #include "group_kit.h"
+#include "sample.h"
 #include "tls_keys.h"
 
 struct scheme {
@@ -50,7 +51,7 @@ static void test_every_collective_every_transport_right_and_equal_bits(void **st
     (void)state;
     for (int i = 0; i < SCHEME_COUNT; i++)
         for (uint32_t size = 1; size <= 4; size++)
-            if (SCHEMES[i].sizes >= size || size == 2 || size == 4) {
+            if ((SCHEMES[i].sizes >= size || size == 2 || size == 4) && ((size_t)i + size / 2) % sample_every(2) == 0) {
                 print_message("  %s, W = %u\n", SCHEMES[i].name, size);
                 over(&SCHEMES[i], size, 0);
             }
@@ -60,7 +61,7 @@ static void test_every_collective_up_to_8_ranks_right_and_equal_bits(void **stat
 {
     (void)state;
     const struct scheme scheme = {.name = "sim", .query = ""};
-    for (uint32_t size = 5; size <= KIT_RANKS_MAX; size++)
+    for (uint32_t size = 5; size <= KIT_RANKS_MAX; size += (uint32_t)sample_every(3))
         over(&scheme, size, 0);
 }
 

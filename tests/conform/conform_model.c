@@ -318,7 +318,7 @@ static void test_split_backward_keeps_the_bits(void **state)
             const uint32_t layers = run.tied ? 1 : config_of(&kinds[k]).layer_end; /* a cut parts what is tied */
             for (run.cut = 0; run.cut < layers; run.cut++) {
                 char what[64];
-                if (!run.tied && !sample_has(layers * (size_t)i + run.cut, layers, 3)) continue;
+                if (!run.tied && !sample_has(layers * (size_t)i + run.cut, layers, 3 * sample_every(2))) continue;
                 snprintf(what, sizeof what, "%s split, case %d, cut at %u", kinds[k].name, i, run.cut);
                 struct result halves = run_once(&run);
                 expect_same(&whole, &halves, 0, what);
@@ -426,7 +426,7 @@ static void test_what_trains_has_the_gradients_that_it_had(void **state)
         char list[1024], what[1200];
         for (uint32_t n = 0; freeze_list(&kinds[k], n, list, sizeof list); n++)
             for (run.cut = 0; run.cut < layers; run.cut += CUTS) {
-                if (!sample_has(layers * n + run.cut, layers, 4)) continue;
+                if (!sample_has(layers * n + run.cut, layers, 4 * sample_every(2))) continue;
                 run.freeze = list;
                 run.recompute = run.cut % 3 == 1;
                 run.split = run.cut % 3 == 2;

@@ -53,7 +53,7 @@ static void test_adapters_are_the_same_in_every_cut(void **state)
             for (run.cut = 1; run.cut < layers; run.cut++) {
                 run.recompute = run.cut % 3 == 1;
                 run.split = run.cut % 3 == 2;
-                if (!sample_has(layers * (size_t)i + run.cut, layers, 2)) continue;
+                if (!sample_has(layers * (size_t)i + run.cut, layers, 2 * sample_every(2))) continue;
                 struct result parts = run_once(&run);
                 expect_same(&whole, &parts, 0, "adapters");
                 result_free(&parts);
@@ -247,14 +247,14 @@ static void test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut(void **s
         for (int i = 0; i < 3 * STORES && adapts(&kinds[k]); i++) {
             struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .store = stores[i % STORES]};
             run.precision = packed_precisions[i / STORES];
-            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3)) continue;
+            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3 * sample_every(2))) continue;
             if (i == 1) run.freeze = "*, !k_proj, !key_proj, !bias"; /* parts of a product, some packed */
             struct result whole = run_once(&run);
             const uint32_t layers = config_of(&kinds[k]).layer_end;
             for (run.cut = 1; run.cut < layers; run.cut++) {
                 run.recompute = run.cut % 3 == 1;
                 run.split = run.cut % 3 == 2;
-                if (!sample_has(layers * (size_t)i + run.cut, layers, 2)) continue;
+                if (!sample_has(layers * (size_t)i + run.cut, layers, 2 * sample_every(2))) continue;
                 struct result parts = run_once(&run);
                 expect_same(&whole, &parts, 0, "packed");
                 result_free(&parts);
@@ -336,7 +336,7 @@ static void test_frozen_weights_in_fewer_bits_compute_as_their_values(void **sta
     for (int k = 0; k < KINDS; k++)
         for (int i = 0; i < 3 * STORES && adapts(&kinds[k]); i++) {
             struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .precision = packed_precisions[i / STORES]};
-            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3)) continue;
+            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3 * sample_every(2))) continue;
             struct pipeline exact = pipeline_open(&run);
             run.store = stores[i % STORES];
             struct pipeline packed = pipeline_open(&run);

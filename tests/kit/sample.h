@@ -47,4 +47,10 @@ static inline unsigned sample_seeds(unsigned count)
     return sample_sanitized() && !sample_all() ? (count + 2) / 3 : count;
 }
 
+/* Of a table that the other builds run in full: each so manyth case under a sanitizer, all of them elsewhere. */
+static inline size_t sample_every(size_t count)
+{
+    return sample_sanitized() && !sample_all() ? count : 1;
+}
+
 #endif

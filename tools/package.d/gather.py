@@ -151,11 +151,12 @@ def on_system(build, top):
     here = top / "lib" / "aqpipe"
     here.mkdir(parents=True)
     wanted = {}
+    built = build / "bin/shared" if (build / "bin/shared").is_dir() else build / "bin"  # aq_installed in CMakeLists.txt
     for program in PROGRAMS:
-        if f"[{RUN_PATH}]" not in run("readelf", "-d", build / "bin" / program):
-            fail(f"{build}/bin/{program} has no run path {RUN_PATH}: build it again (cmake --build {build})")
+        if f"[{RUN_PATH}]" not in run("readelf", "-d", built / program):
+            fail(f"{built}/{program} has no run path {RUN_PATH}: build it again (cmake --build {build})")
         wanted.update(libraries(top / "bin" / program)[0])
-        shutil.copyfile(build / "bin" / program, top / "bin" / program)  # cmake --install removed the run path
+        shutil.copyfile(built / program, top / "bin" / program)  # cmake --install removed the run path
         run("strip", top / "bin" / program)
         (top / "bin" / program).chmod(0o755)
     copy_libraries({name: path for name, path in wanted.items() if not C_LIBRARY.match(name)}, here, top)
