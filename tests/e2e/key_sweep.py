@@ -138,6 +138,11 @@ def problem(words, key, value, codes=(0, 1, 2)):
     return None, False
 
 
+def takes_long(case):
+    """A table of a million rows and its optimizer take a minute of a processor and 5 GiB."""
+    return case[1] == "model.vocabulary" and case[2].isdigit() and int(case[2]) > 1 << 16
+
+
 def scenario_key_sweep():
     only, jobs_of, draw, wrong = os.environ.get("AQ_ONLY", "").split(":"), manifests(), random.Random(7), []
     cases = [(name, key, value) for name in jobs_of for key, value in table() if only == [""] or [name, key] == only]
@@ -168,7 +173,7 @@ def scenario_key_sweep():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         planned = cases[:PLANS]
         accepted = [case for case, good in zip(planned, pool.map(plan, planned)) if good]
-        trained = [case for case in accepted if not case[0].startswith("split")][:STEPS]
+        trained = [case for case in accepted if not case[0].startswith("split") and (LONG or not takes_long(case))][:STEPS]
         list(pool.map(step, enumerate(trained)))
     print(f"{len(planned)} of {len(cases)} plans, {len(accepted)} accepted, {len(trained)} trained a step")
     check(not wrong, f"{len(wrong)} poor answers")
