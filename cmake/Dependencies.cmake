@@ -14,7 +14,7 @@ function(aq_dependency_link name library)
     set(there ON)
     set(needs)
     foreach(each ${library} ${ARG_NEEDS})
-      find_library(AQ_STATIC_${each} NAMES lib${each}.a ${each} lib${each}.so.2) # a package of programs alone has the last one
+      find_library(AQ_STATIC_${each} NAMES lib${each}.a ${each} lib${each}.so.2) # without a -dev package only lib*.so.2 is there
       mark_as_advanced(AQ_STATIC_${each})
       if(NOT AQ_STATIC_${each})
         set(there OFF)

@@ -197,8 +197,12 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
     aq_gpu_library_folders(grant_gpu_folder, &gpu);
     done = done && gpu.done;
     if (keys) done = done && grant(ruleset, keys, RIGHTS_READ);
-    const char *locks = getenv("AQ_GPU_LOCKS"); /* of GPUs; else they are in /dev/shm */
-    if (locks && *locks) done = done && grant(ruleset, locks, handled & ~RIGHT_EXECUTE);
+    static const char *const written[] = {"AQ_GPU_LOCKS", /* of GPUs; else they are in /dev/shm */
+                                          "AQ_GPU_TABLE"};
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        const char *path = getenv(written[i]);
+        if (path && *path) done = done && grant(ruleset, path, handled & ~RIGHT_EXECUTE);
+    }
     for (uint32_t i = 0; i < confine->data.count; i++)
         done = done && grant(ruleset, confine->data.folders[i], RIGHTS_READ);
     for (uint32_t i = 0; i < confine->run.count; i++)

@@ -35,10 +35,11 @@ static inline bool sample_sanitized(void)
     return false;
 }
 
-/* Is case s in the form that runs? */
+/* Is case s in the form that runs? Each size is: of a size with fewer variants than one_of one runs. */
 static inline bool sample_has(size_t s, size_t variants, size_t one_of)
 {
-    return (s % variants + s / variants) % one_of == 0 || sample_all();
+    const size_t step = one_of < variants ? one_of : variants;
+    return (s % variants + s / variants) % step == 0 || sample_all();
 }
 
 /* So many of `count` seeds: under a sanitizer a third of them. */
@@ -47,7 +48,7 @@ static inline unsigned sample_seeds(unsigned count)
     return sample_sanitized() && !sample_all() ? (count + 2) / 3 : count;
 }
 
-/* Of a table that the other builds run in full: each so manyth case under a sanitizer, all of them elsewhere. */
+/* Of a table that the other builds run in full: under a sanitizer every count-th case, elsewhere all of them. */
 static inline size_t sample_every(size_t count)
 {
     return sample_sanitized() && !sample_all() ? count : 1;

@@ -179,7 +179,8 @@ static void test_what_a_job_needs_goes_on(void **state)
 }
 
 static char libraries[] = "/var/tmp/aq-confine-lib-XXXXXX", elsewhere[] = "/var/tmp/aq-confine-not-XXXXXX",
-            run_folder[] = "/var/tmp/aq-confine-run-XXXXXX", locks[] = "/var/tmp/aq-confine-locks-XXXXXX";
+            run_folder[] = "/var/tmp/aq-confine-run-XXXXXX", locks[] = "/var/tmp/aq-confine-locks-XXXXXX",
+            tables[] = "/var/tmp/aq-confine-tables-XXXXXX";
 
 static int open_in(const char *folder, int flags)
 {
@@ -194,6 +195,7 @@ static void granted_folders(void)
     char path[128];
     snprintf(path, sizeof path, "/:relative::%s/none:%s", elsewhere, libraries);
     EXPECT(setenv("LD_LIBRARY_PATH", path, 1) == 0 && setenv("AQ_GPU_LOCKS", locks, 1) == 0);
+    EXPECT(setenv("AQ_GPU_TABLE", tables, 1) == 0);
     EXPECT(aq_confine_allow(&confine.run, run_folder) == AQ_OK);
     const enum aq_status status = aq_confine_enter(&confine, "/bin/true", NULL);
     if (status == AQ_NODEV) _exit(NO_FILTER);
@@ -203,16 +205,18 @@ static void granted_folders(void)
     EXPECT(open_in(elsewhere, O_RDONLY) == -1 && errno == EACCES);
     EXPECT(open_in(run_folder, O_RDWR | O_CREAT) >= 0);
     EXPECT(open_in(locks, O_RDWR | O_CREAT) >= 0);
+    EXPECT(open_in(tables, O_RDWR | O_CREAT) >= 0);
 }
 
-/* Behind Landlock workers find libraries where LD_LIBRARY_PATH leads, and lock GPUs where AQ_GPU_LOCKS is; "/" and
- * relative folders grant nothing. */
+/* Behind Landlock workers find libraries where LD_LIBRARY_PATH leads, lock GPUs where AQ_GPU_LOCKS is, and keep
+ * choices where AQ_GPU_TABLE is; "/" and relative folders grant nothing. */
 static void test_folders_of_the_environment_are_granted(void **state)
 {
     int how;
     (void)state;
-    char *const folders[] = {libraries, elsewhere, run_folder, locks};
-    for (int i = 0; i < 4; i++) {
+    char *const folders[] = {libraries, elsewhere, run_folder, locks, tables};
+    enum { FOLDERS = sizeof folders / sizeof *folders };
+    for (int i = 0; i < FOLDERS; i++) {
         assert_non_null(mkdtemp(folders[i]));
         const int file = open_in(folders[i], O_RDWR | O_CREAT);
         assert_true(file >= 0);
@@ -225,7 +229,7 @@ static void test_folders_of_the_environment_are_granted(void **state)
         _exit(0);
     }
     assert_int_equal(waitpid(pid, &how, 0), pid);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < FOLDERS; i++) {
         char path[128];
         snprintf(path, sizeof path, "%s/file", folders[i]);
         assert_int_equal(unlink(path), 0);

@@ -354,8 +354,8 @@ static void every_call(bool with_ring, enum io_fault_kind which, int error)
     kind = which;
     injected = error;
     io_fault_rings(rings);
-    const size_t step = sample_every(3); /* each kind of fault begins with another call */
-    for (number = 1 + (uint64_t)which % step; one(); number += step)
+    const size_t step = sample_every(3); /* each kind of fault, and each error, begins with another call */
+    for (number = 1 + ((uint64_t)which + rings + (error == ENOSPC) + afresh) % step; one(); number += step)
         CHECK(number < CALLS_MAX);
     printf("%s%s%s%s %s: up to call %llu, %.1f s\n", afresh ? "afresh, " : "", KINDS[kind], error ? " " : "",
            error ? strerror(error) : "", rings ? "with a ring" : "without a ring", (unsigned long long)number - 1,

@@ -47,10 +47,13 @@ def version():
     return re.search(r"project\(aqpipe VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
 
 
+def switched_on(build, option):
+    return re.search(rf"^{option}:BOOL=(ON|TRUE|1)$", (build / "CMakeCache.txt").read_text(), re.M) is not None
+
+
 def cuda(build):
     """"cuda13" of a build with CUDA 13; "" of one without CUDA."""
-    cache = (build / "CMakeCache.txt").read_text()
-    if not re.search(r"^AQ_CUDA:BOOL=(ON|TRUE|1)$", cache, re.M):
+    if not switched_on(build, "AQ_CUDA"):
         return ""
     compiler = next(build.glob("CMakeFiles/*/CMakeCUDACompiler.cmake")).read_text()
     return "cuda" + re.search(r'CMAKE_CUDA_COMPILER_VERSION "(\d+)', compiler).group(1)
@@ -151,7 +154,7 @@ def on_system(build, top):
     here = top / "lib" / "aqpipe"
     here.mkdir(parents=True)
     wanted = {}
-    built = build / "bin/shared" if (build / "bin/shared").is_dir() else build / "bin"  # aq_installed in CMakeLists.txt
+    built = build / ("bin/shared" if switched_on(build, "AQ_TEST_STATIC") else "bin")  # aq_installed in CMakeLists.txt
     for program in PROGRAMS:
         if f"[{RUN_PATH}]" not in run("readelf", "-d", built / program):
             fail(f"{built}/{program} has no run path {RUN_PATH}: build it again (cmake --build {build})")
