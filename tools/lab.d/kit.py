@@ -66,9 +66,13 @@ def binary_check(tool, folder):
 
 
 def run_remove(folder):
-    """A run's folder and nothing else."""
+    """A run's folder and nothing else. A kill leaves all of it, or nothing of that name: half of a folder would be taken for a run that can go on."""
+    removed = folder.with_name(f"{folder.name}.removed")
+    if removed.exists():  # by a call that was killed
+        shutil.rmtree(removed)
     if (folder / "aqpipe-folder.json").exists():
-        shutil.rmtree(folder)
+        folder.rename(removed)
+        shutil.rmtree(removed)
 
 
 def launch(tool, binaries, manifest, folder, sets, resume=False, until=math.inf):
