@@ -138,6 +138,29 @@ static void test_lines_that_are_none_are_ignored(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* A line without its end is not completed by the next one: a restart has the bits of the choice that was used. */
+static void test_a_line_that_is_cut_off_is_replaced(void **state)
+{
+    (void)state;
+    struct stat info;
+    char text[1024];
+    free(attended_with("attention", 2 * (TIMED + 1)));
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(truncate(path, info.st_size - 5), 0);
+    struct attended *x = attended_with("cudnn", 1 + TIMED), *y = attended_with("cudnn", 1);
+    assert_true(attended_same(x, y));
+    free(x);
+    free(y);
+    memset(text, 'x', sizeof text - 1); /* longer than both lines */
+    text[sizeof text - 1] = 0;
+    memcpy(text, "aqpipe cudnn 1\n", 15);
+    table_write(text);
+    free(attended_with("cudnn", 2 * TIMED));
+    assert_null(strchr(text_of_table(), 'x'));
+    free(attended_with("attention", 0));
+    assert_int_equal(unlink(path), 0);
+}
+
 /* What an open is answered, with these words in the one line of it. */
 static void open_refused(enum aq_status status, const char *words)
 {
@@ -162,6 +185,16 @@ static void test_only_a_table_that_can_be_kept_is_used(void **state)
     table_write("aqpipe products 1\nsomething else\n");
     open_refused(AQ_CORRUPT, "is not a table of cudnn: remove it");
     assert_string_equal(text_of_table(), "aqpipe products 1\nsomething else\n");
+    static const off_t sizes[] = {1, (1 << 20) + 1}; /* of zeroes: no text; too large */
+    for (int i = 0; i < 2; i++) {
+        struct stat info;
+        table_write("");
+        assert_int_equal(truncate(path, sizes[i]), 0);
+        open_refused(i ? AQ_NOSPC : AQ_CORRUPT, "remove it");
+        assert_true(stat(path, &info) == 0 && info.st_size == sizes[i]);
+    }
+    table_write("aqpipe cudnn 1"); /* no whole line */
+    open_refused(AQ_CORRUPT, "is not a table of cudnn: remove it");
     assert_int_equal(unlink(path), 0);
     cudnn_host_say((struct cudnn_host_say){.version = 91900});
     open_refused(AQ_NODEV, "cuDNN 91900 is installed");
@@ -313,6 +346,7 @@ int main(void)
         cmocka_unit_test(test_the_faster_is_chosen_once_and_kept),
         cmocka_unit_test(test_forward_and_backward_are_chosen_apart),
         cmocka_unit_test(test_lines_that_are_none_are_ignored),
+        cmocka_unit_test(test_a_line_that_is_cut_off_is_replaced),
         cmocka_unit_test(test_only_a_table_that_can_be_kept_is_used),
         cmocka_unit_test(test_convolutions_are_chosen_too),
         cmocka_unit_test(test_a_table_that_is_lost_later_ends_the_job),
