@@ -16,13 +16,14 @@
 
 enum { TIMED = 1 + 3 * 8 }; /* calls until a way is timed */
 static const struct attended_how how = {.window = 3, .small = true};
-static char folder[] = "/tmp/aqpipe-fastest-XXXXXX", path[128];
+static char folder[] = "/tmp/aqpipe-fastest-XXXXXX", path[128], products[128];
 
 static int set_up(void **state)
 {
     (void)state;
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/cudnn-the-host-4-92801", folder);
+    snprintf(products, sizeof products, "%s/products-the-host-4-130000", folder);
     setenv("AQ_GPU_TABLE", folder, 1);
     setenv("AQ_GPU_ATTENTION", "fastest", 1);
     return 0;
@@ -225,8 +226,6 @@ static void test_convolutions_are_chosen_too(void **state)
 {
     (void)state;
     static const enum aq_element computes[] = {AQ_F32, AQ_BF16};
-    char products[160];
-    snprintf(products, sizeof products, "%s/products-the-host-4-130000", folder);
     unsetenv("AQ_GPU_ATTENTION");
     setenv("AQ_GPU_CONVOLUTION", "fastest", 1);
     for (int i = 0; i < 2; i++) {
@@ -268,6 +267,60 @@ static void opened_close(struct opened *x)
     aq_device_free(x->device, AQ_MEMORY_DEVICE, x->memory, sizeof(struct attended));
     aq_device_close(x->device);
     assert_int_equal(cudnn_host_open(), 0);
+}
+
+static char said[8192]; /* lines of the log */
+
+static void line_keep(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)context;
+    const size_t at = strlen(said);
+    snprintf(said + at, sizeof said - at, "%s\n", line);
+}
+
+/* These words are in so many lines since the last time. */
+static void said_lines(const char *words, int lines)
+{
+    int found = 0;
+    for (const char *at = strstr(said, words); at; at = strstr(at + 1, words))
+        found++;
+    if (found != lines) fail_msg("'%s' is in %d lines, not in %d: %s", words, found, lines, said);
+    said[0] = 0;
+}
+
+static void test_the_log_says_who_computes_and_why(void **state)
+{
+    (void)state;
+    static const struct aq_conv_shape large = {1, 1, 1, 2056, 2056, 1, 1, AQ_F32};
+    const uint64_t bytes = (large.C + large.N + large.C * large.N) * sizeof(float);
+    int algorithm;
+    aq_log_sink(line_keep, NULL);
+    free(attended_with("attention", 2 * (TIMED + 1)));
+    said_lines(": cuDNN (by the clock: cuDNN ", 2);
+    free(attended_with("cudnn", 2));
+    said_lines(": cuDNN (by the table)", 2);
+    assert_int_equal(unlink(path), 0);
+    free(attended_with("cudnn", 2 * TIMED));
+    said_lines(": our kernels (by the clock: cuDNN ", 2);
+    free(attended_with("attention", 0));
+    said_lines(": our kernels (by the table)", 2);
+    setenv("AQ_GPU_CONVOLUTION", "fastest", 1);
+    struct opened x = opened_of("0");
+    void *memory;
+    assert_int_equal(aq_device_alloc(x.device, AQ_MEMORY_DEVICE, bytes, &memory), AQ_OK);
+    float *values = memory;
+    const struct aq_conv_weights args = {large, values, values + large.C, values + large.C + large.N};
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_device_conv_weights(x.device, &args, NULL), AQ_OK);
+    assert_int_equal(cudnn_host_ran(&algorithm), 0);
+    said_lines("2056 to 2056 channels, 1 x 1, stride 1: our kernels (too large for the clock)", 1);
+    aq_log_sink(NULL, NULL);
+    aq_device_free(x.device, AQ_MEMORY_DEVICE, memory, bytes);
+    opened_close(&x);
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(unlink(products), 0);
 }
 
 /* The table was whole when the device was opened, and is not when it is asked: the job ends, with the cause. */
@@ -349,6 +402,7 @@ int main(void)
         cmocka_unit_test(test_a_line_that_is_cut_off_is_replaced),
         cmocka_unit_test(test_only_a_table_that_can_be_kept_is_used),
         cmocka_unit_test(test_convolutions_are_chosen_too),
+        cmocka_unit_test(test_the_log_says_who_computes_and_why),
         cmocka_unit_test(test_a_table_that_is_lost_later_ends_the_job),
         cmocka_unit_test(test_timing_is_not_listed),
         cmocka_unit_test(test_passes_become_graphs),

@@ -10,9 +10,10 @@
  *     line 1     "aqpipe KIND 1"
  *     each more  what the file of that kind says at its top
  *
- * A crash can cut off the end of the last line: what is behind the last "\n" is ignored, and the next line replaces it.
- * What else is malformed is ignored. A file with another first line is refused and stays as it is. Processes that share a GPU take turns under flock: one's load does not disturb the other's
- * timing, and the second reads the results of the first.
+ * A crash can cut off the end of the last line: what is behind the last "\n" is ignored, and the next line takes its
+ * place. Other malformed lines are ignored, too. A file with another first line is refused and stays as it is.
+ * Processes that share a GPU take turns under flock: one's load does not disturb the other's timing, and the second
+ * reads the results of the first.
  */
 #ifndef AQ_CUDA_TABLE_H
 #define AQ_CUDA_TABLE_H
@@ -42,7 +43,7 @@ void cuda_table_close(struct cuda_table *table);
 /* Behind the first whole line of the text that starts with `begin` and has `least` characters more. NULL: none. */
 const char *cuda_table_find(const char *text, const char *begin, size_t least);
 
-/* Adds a line of less than CUDA_TABLE_LINE_BYTES, "\n" at its end; once per turn. AQ_IO, AQ_NOTFOUND (the folder has gone), logged. */
+/* Adds a line of less than CUDA_TABLE_LINE_BYTES, "\n" at its end; once per turn. AQ_IO, AQ_NOTFOUND. Logged. */
 enum aq_status cuda_table_add(const struct cuda_table *table, const char *line);
 
 /*
