@@ -138,6 +138,29 @@ static void test_lines_that_are_none_are_ignored(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* A line without its end is not completed by the next one: a restart has the bits of the choice that was used. */
+static void test_a_line_that_is_cut_off_is_replaced(void **state)
+{
+    (void)state;
+    struct stat info;
+    char text[1024];
+    free(attended_with("attention", 2 * (TIMED + 1)));
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(truncate(path, info.st_size - 5), 0);
+    struct attended *x = attended_with("cudnn", 1 + TIMED), *y = attended_with("cudnn", 1);
+    assert_true(attended_same(x, y));
+    free(x);
+    free(y);
+    memset(text, 'x', sizeof text - 1); /* longer than both lines */
+    text[sizeof text - 1] = 0;
+    memcpy(text, "aqpipe cudnn 1\n", 15);
+    table_write(text);
+    free(attended_with("cudnn", 2 * TIMED));
+    assert_null(strchr(text_of_table(), 'x'));
+    free(attended_with("attention", 0));
+    assert_int_equal(unlink(path), 0);
+}
+
 /* What an open is answered, with these words in the one line of it. */
 static void open_refused(enum aq_status status, const char *words)
 {
@@ -162,6 +185,16 @@ static void test_only_a_table_that_can_be_kept_is_used(void **state)
     table_write("aqpipe products 1\nsomething else\n");
     open_refused(AQ_CORRUPT, "is not a table of cudnn: remove it");
     assert_string_equal(text_of_table(), "aqpipe products 1\nsomething else\n");
+    static const off_t sizes[] = {1, (1 << 20) + 1}; /* of zeroes: no text; too large */
+    for (int i = 0; i < 2; i++) {
+        struct stat info;
+        table_write("");
+        assert_int_equal(truncate(path, sizes[i]), 0);
+        open_refused(i ? AQ_NOSPC : AQ_CORRUPT, "remove it");
+        assert_true(stat(path, &info) == 0 && info.st_size == sizes[i]);
+    }
+    table_write("aqpipe cudnn 1"); /* no whole line */
+    open_refused(AQ_CORRUPT, "is not a table of cudnn: remove it");
     assert_int_equal(unlink(path), 0);
     cudnn_host_say((struct cudnn_host_say){.version = 91900});
     open_refused(AQ_NODEV, "cuDNN 91900 is installed");
@@ -235,6 +268,64 @@ static void opened_close(struct opened *x)
     aq_device_free(x->device, AQ_MEMORY_DEVICE, x->memory, sizeof(struct attended));
     aq_device_close(x->device);
     assert_int_equal(cudnn_host_open(), 0);
+}
+
+static char said[8192]; /* lines of the log */
+
+static void line_keep(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)context;
+    const size_t at = strlen(said);
+    snprintf(said + at, sizeof said - at, "%s\n", line);
+}
+
+/* These words are in so many lines since the last time. */
+static void said_lines(const char *words, int lines)
+{
+    int found = 0;
+    for (const char *at = strstr(said, words); at; at = strstr(at + 1, words))
+        found++;
+    if (found != lines) fail_msg("'%s' is in %d lines, not in %d: %s", words, found, lines, said);
+    said[0] = 0;
+}
+
+static void test_the_log_says_who_computes_and_why(void **state)
+{
+    (void)state;
+    static const struct aq_conv_shape large = {1, 1, 1, 2056, 2056, 1, 1, AQ_F32};
+    const uint64_t bytes = (large.C + large.N + large.C * large.N) * sizeof(float);
+    int algorithm;
+    aq_log_sink(line_keep, NULL);
+    free(attended_with("attention", 2 * (TIMED + 1)));
+    said_lines(": cuDNN (by the clock: cuDNN ", 2);
+    free(attended_with("cudnn", 2));
+    said_lines(": cuDNN (by the table)", 2);
+    assert_int_equal(unlink(path), 0);
+    free(attended_with("cudnn", 2 * TIMED));
+    said_lines(": our kernels (by the clock: cuDNN ", 2);
+    free(attended_with("attention", 0));
+    said_lines(": our kernels (by the table)", 2);
+    setenv("AQ_GPU_CONVOLUTION", "fastest", 1);
+    struct opened x = opened_of("0");
+    void *memory;
+    assert_int_equal(aq_device_alloc(x.device, AQ_MEMORY_DEVICE, bytes, &memory), AQ_OK);
+    float *values = memory;
+    const struct aq_conv_weights args = {large, values, values + large.C, values + large.C + large.N};
+    uint8_t launches[8192];
+    struct aq_cuda_list list = {
+        .stream = cuda_device_of(x.device)->own->at, .bytes = launches, .room = sizeof launches};
+    aq_cuda_list_use(&list); /* nothing runs: our own way has a product whose algorithm is not chosen yet */
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_device_conv_weights(x.device, &args, NULL), AQ_AGAIN);
+    aq_cuda_list_use(NULL);
+    assert_int_equal(cudnn_host_ran(&algorithm), 0);
+    said_lines("2056 to 2056 channels, 1 x 1, stride 1: our kernels (too large for the clock)", 1);
+    aq_log_sink(NULL, NULL);
+    aq_device_free(x.device, AQ_MEMORY_DEVICE, memory, bytes);
+    opened_close(&x);
+    unsetenv("AQ_GPU_CONVOLUTION");
+    assert_int_equal(unlink(path), 0);
 }
 
 /* The table was whole when the device was opened, and is not when it is asked: the job ends, with the cause. */
@@ -313,8 +404,10 @@ int main(void)
         cmocka_unit_test(test_the_faster_is_chosen_once_and_kept),
         cmocka_unit_test(test_forward_and_backward_are_chosen_apart),
         cmocka_unit_test(test_lines_that_are_none_are_ignored),
+        cmocka_unit_test(test_a_line_that_is_cut_off_is_replaced),
         cmocka_unit_test(test_only_a_table_that_can_be_kept_is_used),
         cmocka_unit_test(test_convolutions_are_chosen_too),
+        cmocka_unit_test(test_the_log_says_who_computes_and_why),
         cmocka_unit_test(test_a_table_that_is_lost_later_ends_the_job),
         cmocka_unit_test(test_timing_is_not_listed),
         cmocka_unit_test(test_passes_become_graphs),

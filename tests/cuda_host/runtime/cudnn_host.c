@@ -416,7 +416,7 @@ static bool sees(const struct attention *x, int64_t b, int64_t row, int64_t colu
     return !has(&x->tensors[STARTS]) || column >= number_at(&x->tensors[STARTS], b, row);
 }
 
-/* A row of a result that nobody has promised. */
+/* A row of a result whose content cuDNN does not define. */
 static void store_anything(const struct tensor *x, int64_t b, int64_t h, int64_t t)
 {
     for (int64_t d = 0; d < x->sizes[3]; d++)

@@ -118,7 +118,7 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn)
     aq_free(cudnn);
 }
 
-/* A checkpoint of a job whose attention is always cuDNN's has had no words but the version. */
+/* For attention that is always cuDNN's, older checkpoints named only cuDNN's version: so does this. */
 void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t bytes)
 {
     static const char *const texts[][3] = {

@@ -4,10 +4,10 @@
  *
  * Off unless AQ_GPU_ATTENTION=cudnn, or AQ_GPU_CONVOLUTION=cudnn, as two implementations round differently: all stages
  * and all restarts of a job must have made one choice (a checkpoint has it: the device's `rounding`). With `fastest`
- * instead, the clock chooses for each shape, and the table keeps what it chose (cuda_table.h). cuDNN
- * 9.21 or newer, found by its header when aqpipe is built and by its library when it runs. Our own kernels compute what
- * cuDNN cannot do as required (attention in fp32, with dropout or with a cap, gradients in fp32; and any shape without
- * an algorithm that cuDNN itself calls deterministic), and the log has one line about it for each shape.
+ * instead, the clock chooses for each shape, and the table keeps what it chose (cuda_table.h). cuDNN 9.21 or newer,
+ * found by its header when aqpipe is built and by its library when it runs. It is not asked for attention in fp32, with
+ * dropout or with a cap, nor for gradients in fp32. Our own kernels also compute each shape for which it has no
+ * algorithm that it calls deterministic, or for which they are faster: the log has one line for each, with the reason.
  *
  * Map: cuda_cudnn.c the library, the plans that were made, and a call; cuda_cudnn_plan.c the descriptors that all
  * graphs have, and the algorithm for a graph; cuda_cudnn_attention.c and cuda_cudnn_conv.c one graph each, with its
@@ -110,8 +110,9 @@ struct cuda_cudnn;
 
 /*
  * For attention, for convolutions, or both: what device_cuda.c has read in AQ_GPU_ATTENTION and AQ_GPU_CONVOLUTION.
- * *out is NULL where it is for neither. AQ_NODEV: no library, or one that is too old. With CUDA_FASTEST also AQ_INVAL:
- * AQ_GPU_TABLE names no folder; AQ_IO, AQ_CORRUPT: the table there cannot be used. Logged in one line.
+ * *out is NULL where it is for neither. AQ_NODEV: no library, or one that is too old. AQ_NOMEM. With CUDA_FASTEST also
+ * AQ_INVAL: AQ_GPU_TABLE names no folder; and those of cuda_table_open (cuda_table.h): the table there cannot be used.
+ * Logged in one line.
  */
 enum aq_status cuda_cudnn_open(const struct cuda_device *cuda, enum cuda_way attention, enum cuda_way convolution,
                                struct cuda_cudnn **out);
@@ -122,10 +123,10 @@ void cuda_cudnn_rounding(const struct cuda_cudnn *cudnn, char *text, size_t byte
 
 /*
  * Enqueues attention, or its backward, on the stream; *done is false where it is left to our own kernels. lse is what
- * those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan. By the clock,
- * at the first call of a shape, both ways are run now, repeatedly, and write the results that are written once more
- * then; AQ_IO, AQ_CORRUPT: the choice cannot be kept. AQ_AGAIN (not logged): work is only being listed (aq_cuda_list),
- * and the clock has not been asked yet.
+ * those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan. With
+ * `fastest`, the first call of a shape runs both ways several times. Each run writes the same results, and the way that
+ * is chosen writes them last. AQ_IO, AQ_CORRUPT, AQ_NOTFOUND, AQ_NOSPC, AQ_NOMEM: the choice cannot be kept. AQ_AGAIN
+ * (not logged): work is only being listed (aq_cuda_list), and the clock has not been asked yet.
  */
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,
                                     const struct aq_stream *stream, bool *done);

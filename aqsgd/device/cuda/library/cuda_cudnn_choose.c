@@ -58,10 +58,18 @@ static enum cudnn_faster choice_of(const struct cuda_table *table, const struct 
     return CUDNN_NOT_ASKED;
 }
 
+/* The log's one line about a shape. */
+static void choice_log(const struct cudnn_plan *plan, const struct cudnn_contest *contest, const char *reason)
+{
+    char text[CUDA_TEXT_BYTES];
+    contest->text_of(&plan->key, text, sizeof text);
+    aq_log("device", 1, "%s: %s (%s)", text, plan->faster == CUDNN_IS_FASTER ? "cuDNN" : "our kernels", reason);
+}
+
 static enum aq_status clock_ask(const struct cuda_table *table, struct cudnn_plan *plan,
                                 const struct cudnn_contest *contest, const struct aq_stream *stream)
 {
-    char line[CUDA_TABLE_LINE_BYTES], text[CUDA_TEXT_BYTES];
+    char line[CUDA_TABLE_LINE_BYTES], reason[CUDA_TEXT_BYTES];
     double own_us = 0, cudnn_us = 0;
     AQ_TRY(cuda_table_time(stream, contest->own, contest->context, &own_us));
     AQ_TRY(cuda_table_time(stream, contest->cudnn, contest->context, &cudnn_us));
@@ -70,8 +78,8 @@ static enum aq_status clock_ask(const struct cuda_table *table, struct cudnn_pla
     snprintf(line + CHOICE_DIGITS, sizeof line - CHOICE_DIGITS, " %s%.2f %.2f\n", choice_words[way], cudnn_us, own_us);
     AQ_TRY(cuda_table_add(table, line));
     plan->faster = way;
-    contest->text_of(&plan->key, text, sizeof text);
-    aq_log("device", 1, "%s: %.2f us by cuDNN, %.2f us by our kernels", text, cudnn_us, own_us);
+    snprintf(reason, sizeof reason, "by the clock: cuDNN %.2f us, our kernels %.2f us", cudnn_us, own_us);
+    choice_log(plan, contest, reason);
     return AQ_OK;
 }
 
@@ -81,6 +89,11 @@ enum aq_status cudnn_choose(const char *path, struct cudnn_plan *plan, const str
     struct aq_cuda_list *const list = aq_cuda_list();
     struct cuda_table table;
     if (plan->faster != CUDNN_NOT_ASKED) return AQ_OK;
+    if (contest->obstacle) {
+        plan->faster = CUDNN_IS_SLOWER;
+        choice_log(plan, contest, contest->obstacle);
+        return AQ_OK;
+    }
     if (list && !list->enqueues) { /* what it reads may have to be written by the work before it */
         list->unmade = true;
         return AQ_AGAIN;
@@ -88,7 +101,10 @@ enum aq_status cudnn_choose(const char *path, struct cudnn_plan *plan, const str
     AQ_TRY(choices_open(path, &table));
     plan->faster = choice_of(&table, plan);
     enum aq_status status = AQ_OK;
-    if (plan->faster == CUDNN_NOT_ASKED) status = clock_ask(&table, plan, contest, stream);
+    if (plan->faster == CUDNN_NOT_ASKED)
+        status = clock_ask(&table, plan, contest, stream);
+    else
+        choice_log(plan, contest, "by the table");
     cuda_table_close(&table);
     return status;
 }

@@ -268,11 +268,11 @@ static enum aq_status conv_choose(const struct conv_call *call)
 {
     const uint64_t half = CUDA_PART_BYTES / 2;
     struct conv_call timed = *call;
-    const struct cudnn_contest contest = {
+    struct cudnn_contest contest = {
         .own = conv_run_own, .cudnn = conv_run, .context = &timed, .text_of = conv_text};
     if (call->operation == CUDNN_CONV_WEIGHTS) {
         timed.dw = (float *)cuda_part(call->stream, CUDNN_W_PART) + half / sizeof(float);
-        if (call->weights * sizeof(float) > half) call->plan->faster = CUDNN_IS_SLOWER;
+        if (call->weights * sizeof(float) > half) contest.obstacle = "too large for the clock";
     }
     return cudnn_choose(cudnn_table(call->cuda->cudnn), call->plan, &contest, call->stream);
 }

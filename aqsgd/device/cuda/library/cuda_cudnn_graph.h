@@ -84,18 +84,20 @@ enum cuda_way cudnn_convolves(const struct cuda_cudnn *cudnn);
 
 /* --- cuda_cudnn_choose.c: by the clock --- */
 
-/* The table's path. AQ_INVAL, AQ_IO, AQ_CORRUPT: it cannot be used; logged. AQ_NOMEM. */
+/* The table's path. AQ_INVAL: no folder is named; statuses of cuda_table_open: it cannot be used. Logged. */
 enum aq_status cudnn_table_path(const struct cuda_device *cuda, size_t version, char **path);
 
-/*
- * Sets plan->faster, if it is not set: from the table, or by the clock, and then the table has it. Statuses are those
- * of cuda_cudnn_attention.
- */
 struct cudnn_contest {
     cuda_timed *own, *cudnn; /* of `context` */
     void *context;
     cudnn_text *text_of;
+    const char *obstacle; /* why the clock cannot be asked, so our kernels are taken; NULL: it can */
 };
+
+/*
+ * Sets plan->faster, if it is not set: from the table, or by the clock, and then the table has it. The log has a line
+ * with the choice and the reason. Statuses are those of cuda_cudnn_attention.
+ */
 enum aq_status cudnn_choose(const char *path, struct cudnn_plan *plan, const struct cudnn_contest *contest,
                             const struct aq_stream *stream);
 const char *cudnn_table(const struct cuda_cudnn *cudnn);
