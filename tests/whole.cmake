@@ -97,7 +97,7 @@ function(aq_first)
   endforeach()
 endfunction()
 aq_first(
-  test_split_audit_text parity_part_2 test_lab chaos_rounds_delay test_scale_check test_wrapped_folders cuda_ptx test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
+  test_relay test_wanlab e2e_mpi test_split_audit_text parity_part_2 test_lab chaos_rounds_delay test_scale_check test_wrapped_folders cuda_ptx test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
   e2e_replicas_one_gpu_on_host test_generate_transformers simulate conform_device e2e_freeze_gpu_on_host
   e2e_lora_gpu_on_host e2e_split_ahead test_edge_cuda e2e_glue golden_runs_plain test_cuda_codec
   e2e_replicas_gpu_on_host mutants_sample e2e_edges_gpu_on_host e2e_gpu_on_host e2e_split_many test_split_audit
@@ -108,3 +108,18 @@ aq_first(
   e2e_split_privacy_gpu_on_host e2e_split_example test_resnet_torch attack_links e2e_replicas_codecs
   test_tokenizer_reference e2e_staleness_replicas conform_codec test_library_torch e2e_local_resume e2e_split_rounds
   e2e_examples e2e_freeze_prefix e2e_split_nan e2e_probe_trouble e2e_rounds_coded e2e_rounds_speed e2e_split_audit_kinds)
+
+# A whole job counts as two processors. These wait for most of their time, for links, clocks and deadlines (docs/DECISIONS.md
+# 1226): they count as one, so that others run beside them.
+function(aq_waits)
+  foreach(test ${ARGN})
+    if(TEST ${test})
+      set_property(TEST ${test} PROPERTY PROCESSORS 1)
+    endif()
+  endforeach()
+endfunction()
+aq_waits(
+  e2e_wan e2e_wan_far chaos_split chaos_lab chaos_rounds_lab e2e_split_wan_epsilon e2e_probe e2e_probe_trouble e2e_probe_blocked
+  e2e_probe_moves e2e_split_stalls e2e_split_global_away e2e_split_global_crowd e2e_split_hostile e2e_rounds_hosts_more
+  e2e_relay_nat e2e_tls_daemon e2e_report_to e2e_split_labels_owed e2e_split_nothing e2e_split_refused
+  e2e_split_epsilon_damaged e2e_long_outage e2e_rounds_steps_late e2e_mpi attack_daemon)
