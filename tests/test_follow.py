@@ -79,10 +79,11 @@ def step(n, loss=None):
             "contraction": [0.25, None], "forward_bytes": [100, None]}
 
 
-def write(folder, lines, mode="w", torn=""):
-    with open(folder / "metrics.jsonl", mode) as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-        file.write(torn)
+def write(folder, lines, torn=""):
+    """At once: a follower never sees the file empty, as it never does when a run cuts its own (ftruncate)."""
+    beside = folder / "metrics.jsonl.new"
+    beside.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
+    beside.rename(folder / "metrics.jsonl")
 
 
 def follow(folder, *arguments, code=0, path=""):

@@ -128,6 +128,11 @@ enum aq_status aq_pages_take(const struct aq_pages *pages, size_t bytes, void **
     return pages->take ? pages->take(pages->context, bytes, out) : aq_map(bytes, out);
 }
 
+enum aq_status aq_pages_take_untouched(const struct aq_pages *pages, size_t bytes, void **out)
+{
+    return pages->take ? pages->take(pages->context, bytes, out) : aq_map_untouched(bytes, out);
+}
+
 void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes)
 {
     if (!memory) return;

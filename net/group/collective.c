@@ -64,7 +64,7 @@ static enum aq_status take_memory(struct aq_group *group, const struct aq_group_
     if (group->isolated)
         AQ_TRY(aq_device_alloc(group->device, kind, slots_bytes(config), &memory));
     else
-        AQ_TRY(aq_map(slots_bytes(config), &memory));
+        AQ_TRY(aq_map_untouched(slots_bytes(config), &memory)); /* a small model's pieces fill little of a slot */
     group->slots = memory;
     group->slots_bytes = slots_bytes(config);
     if (!group->isolated || group->wires_isolated) return AQ_OK;

@@ -168,7 +168,8 @@ enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *con
         goto out;
     }
     if (packs && !net->entropy) AQ_TRY_GOTO(aq_entropy_open(&net->entropy), out);
-    AQ_TRY_GOTO(aq_pages_take(&config->pages, bytes, &memory), out);
+    /* Slots and buffers hold the largest body; a small job uses the first pages of few of them. */
+    AQ_TRY_GOTO(aq_pages_take_untouched(&config->pages, bytes, &memory), out);
     struct aq_arena arena = {.base = memory, .bytes = bytes};
     link = aq_arena_take(&arena, sizeof *link);
     place(link, &arena, config, packs);

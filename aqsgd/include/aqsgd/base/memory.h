@@ -60,6 +60,8 @@ struct aq_pages {
     void *context; /* must outlive the memory */
 };
 enum aq_status aq_pages_take(const struct aq_pages *pages, size_t bytes, void **out);
+/* The same, from aq_map_untouched where aq_pages_take has it from aq_map. */
+enum aq_status aq_pages_take_untouched(const struct aq_pages *pages, size_t bytes, void **out);
 void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes); /* memory NULL is fine */
 
 /* The n-th aq_alloc or aq_map from now fails with AQ_NOMEM (n = 1 is the next); 0 switches it off. For tests. */
