@@ -244,6 +244,7 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern); /* NULL is fine */
 /* With the budget of an empty text: aq_bpe_budget_begin sets another. */
 enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out);
 void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher); /* NULL is fine */
+void aq_bpe_matcher_rest(struct aq_bpe_matcher *matcher);  /* as after open, for another text; PCRE2's memory stays */
 struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher);
 /* An empty text with the budget's bound: the output of step `step` for a piece; the matcher has one per step. */
 struct aq_bpe_text *aq_bpe_matcher_text(struct aq_bpe_matcher *matcher, uint32_t step, const char *place);
@@ -335,9 +336,10 @@ struct aq_bpe {
     uint32_t normal_count;
     struct aq_bpe_step steps[AQ_BPE_STEPS_MAX];
     uint32_t step_count;
-    struct aq_unicode_forms *forms; /* where a normalizer is a form */
-    bool writes;                    /* a step is AQ_BPE_WRITE: words are as files write them */
-    bool whole_words;               /* a word that is a token is that token, without merges */
+    struct aq_unicode_forms *forms;     /* where a normalizer is a form */
+    bool writes;                        /* a step is AQ_BPE_WRITE: words are as files write them */
+    bool whole_words;                   /* a word that is a token is that token, without merges */
+    _Atomic(struct aq_bpe_kept *) kept; /* of the last call, for the next one; NULL: there is none, or a call has it */
 };
 void aq_bpe_close(struct aq_bpe *bpe); /* what there is; zeroes are fine */
 

@@ -1,11 +1,13 @@
 /*
  * bpe_encode.c -- a text to tokens: added tokens, valid runs, normalizers, words, merges; most words out of a cache.
  *
- * The cache is of one call. An entry holds a word of up to 32 bytes and its tokens, up to 7 of them, in one cache line,
+ * A call takes the cache and PCRE2's memory of the last one: for each line of a table both would take longer to make
+ * than to use. An entry holds a word of up to 32 bytes and its tokens, up to 7 of them, in one cache line,
  * so that a word seen again costs a hash, one line and a copy. Other words are merged again.
  */
 #include "bpe.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "unicode_forms.h"
@@ -31,8 +33,45 @@ struct aq_bpe_call {
     unsigned slot_bits;
 };
 
+/* What a call leaves for the next one. */
+struct aq_bpe_kept {
+    struct aq_bpe_matcher *matcher;
+    struct seen_word *seen;
+    size_t slots; /* a power of two */
+};
+
+static void kept_close(struct aq_bpe_kept *kept)
+{
+    if (!kept) return;
+    aq_bpe_matcher_close(kept->matcher);
+    aq_free(kept->seen);
+    aq_free(kept);
+}
+
+/* The last call's, with at least so many slots, or new. Calls at the same time each have their own. */
+static enum aq_status kept_take(struct aq_bpe *bpe, size_t slots, struct aq_bpe_kept **out)
+{
+    enum aq_status status = AQ_OK;
+    struct aq_bpe_kept *kept = atomic_exchange(&bpe->kept, NULL);
+    if (!kept) {
+        AQ_TRY(AQ_NEW(1, &kept));
+        AQ_TRY_GOTO(aq_bpe_matcher_open(&kept->matcher), out);
+    }
+    if (kept->slots < slots) {
+        aq_free(kept->seen);
+        kept->seen = NULL;
+        kept->slots = slots;
+        AQ_TRY_GOTO(AQ_NEW(slots, &kept->seen), out);
+    }
+    *out = kept;
+out:
+    if (status != AQ_OK) kept_close(kept);
+    return status;
+}
+
 void aq_bpe_close(struct aq_bpe *bpe)
 {
+    kept_close(atomic_load(&bpe->kept));
     for (uint32_t i = 0; i < bpe->normal_count; i++) {
         aq_bpe_pattern_close(bpe->normals[i].pattern);
         aq_free(bpe->normals[i].content);
@@ -214,17 +253,18 @@ static enum aq_status runs(struct aq_bpe_call *call, const uint8_t *text, size_t
 enum aq_status aq_bpe_encode(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
                              struct aq_token_list *list)
 {
-    struct aq_bpe_call call = {.bpe = tokenizer->state, .list = list};
+    struct aq_bpe *bpe = tokenizer->state;
+    struct aq_bpe_kept *kept;
     size_t slots = CACHE_SLOTS_MIN;
     while (slots < CACHE_SLOTS_MAX && slots < bytes / 8)
         slots *= 2;
-    call.slot_bits = (unsigned)__builtin_ctzll(slots);
-    AQ_TRY(AQ_NEW(slots, &call.seen));
-    enum aq_status status = aq_bpe_matcher_open(&call.matcher);
-    if (status == AQ_OK) aq_bpe_budget_begin(aq_bpe_matcher_budget(call.matcher), bytes);
-    if (status == AQ_OK) status = between(&call, call.bpe->raw, text, bytes, runs);
-    aq_bpe_matcher_close(call.matcher);
+    AQ_TRY(kept_take(bpe, slots, &kept));
+    struct aq_bpe_call call = {.bpe = bpe, .list = list, .matcher = kept->matcher, .seen = kept->seen};
+    call.slot_bits = (unsigned)__builtin_ctzll(kept->slots);
+    aq_bpe_budget_begin(aq_bpe_matcher_budget(call.matcher), bytes);
+    const enum aq_status status = between(&call, bpe->raw, text, bytes, runs);
     aq_bpe_scratch_free(&call.scratch);
-    aq_free(call.seen);
+    aq_bpe_matcher_rest(kept->matcher);
+    kept_close(atomic_exchange(&bpe->kept, kept));
     return status;
 }

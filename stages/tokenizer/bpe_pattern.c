@@ -261,11 +261,18 @@ enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out)
         aq_bpe_matcher_close(matcher);
         return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
     }
-    matcher->places = PLACES_MAX;
-    aq_bpe_budget_begin(&matcher->budget, 0);
     pcre2_jit_stack_assign(matcher->context, NULL, matcher->stack);
+    aq_bpe_matcher_rest(matcher);
     *out = matcher;
     return AQ_OK;
+}
+
+void aq_bpe_matcher_rest(struct aq_bpe_matcher *matcher)
+{
+    matcher->places = PLACES_MAX;
+    aq_bpe_budget_begin(&matcher->budget, 0);
+    for (uint32_t i = 0; i < AQ_BPE_STEPS_MAX; i++)
+        aq_bpe_text_free(&matcher->made[i]);
 }
 
 void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher)
