@@ -2,6 +2,7 @@
  * test_tokenizer.c -- the tokenizers on a small vocabulary that is written here: cutting, merging, bad files, no
  * memory.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,9 +13,9 @@
 
 #include <cmocka.h>
 
+#include "bpe.h"
 #include "data_files.h"
 #include "stages/publish.h"
-#include "bpe.h"
 
 static char folder[DATA_PATH_BYTES];
 
@@ -98,9 +99,9 @@ static void test_decode_token_out_of_range_inval(void **state)
 static struct aq_bpe words_engine(void)
 {
     struct aq_bpe bpe = {.step_count = 1};
-    assert_int_equal(aq_bpe_pattern_open("test", aq_bpe_pattern_gpt2, strlen(aq_bpe_pattern_gpt2), false,
-                                         &bpe.steps[0].pattern),
-                     AQ_OK);
+    assert_int_equal(
+        aq_bpe_pattern_open("test", aq_bpe_pattern_gpt2, strlen(aq_bpe_pattern_gpt2), false, &bpe.steps[0].pattern),
+        AQ_OK);
     return bpe;
 }
 
@@ -475,6 +476,66 @@ static void test_no_memory_at_any_place_leaks_nothing(void **state)
     assert_true(failures > 10);
 }
 
+/* ---- what a call leaves for the next one ---- */
+
+enum { TEXTS = 4, LONG_BYTES = 40000, CALLS = 200, THREADS = 4 };
+
+struct texts {
+    const struct aq_tokenizer *tokenizer;
+    char *at[TEXTS];
+    size_t bytes[TEXTS], counts[TEXTS];
+    int32_t *tokens[TEXTS]; /* of a tokenizer that has read nothing else */
+    uint32_t first;
+};
+
+static void *encode_all(void *arg)
+{
+    const struct texts *texts = arg;
+    for (uint32_t i = 0; i < CALLS; i++) {
+        const uint32_t t = (texts->first + i) % TEXTS;
+        expect_tokens(texts->tokenizer, texts->at[t], texts->bytes[t], texts->tokens[t], texts->counts[t]);
+    }
+    return NULL;
+}
+
+/* A long text between short ones: the next call finds a larger cache, and words that it has not read. */
+static void test_calls_in_any_order_and_at_once_change_nothing(void **state)
+{
+    (void)state;
+    struct texts texts = {0}, own[THREADS];
+    const struct aq_rng_key key = aq_rng_key(13, AQ_RNG_TEST, 0, 0);
+    uint64_t number = 0;
+    for (uint32_t t = 0; t < TEXTS; t++) {
+        texts.bytes[t] = t == 1 ? LONG_BYTES : 5 + 100 * t;
+        assert_int_equal(aq_alloc_at(texts.bytes[t] + 1, &texts.at[t]), AQ_OK);
+        for (size_t i = 0; i < texts.bytes[t]; i++)
+            texts.at[t][i] = "helowrd 1'!"[aq_rng_below(&key, number++, 11)];
+        struct aq_tokenizer *fresh = open_small();
+        assert_int_equal(aq_tokenizer_encode(fresh, texts.at[t], texts.bytes[t], &texts.tokens[t], &texts.counts[t]),
+                         AQ_OK);
+        aq_tokenizer_close(fresh);
+    }
+    struct aq_tokenizer *tokenizer = open_small();
+    texts.tokenizer = tokenizer;
+    (void)encode_all(&texts);
+    const uint64_t used = aq_memory_used();
+    (void)encode_all(&texts);
+    assert_int_equal(aq_memory_used(), used);
+    pthread_t threads[THREADS];
+    for (uint32_t i = 0; i < THREADS; i++) {
+        own[i] = texts;
+        own[i].first = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_all, &own[i]), 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    aq_tokenizer_close(tokenizer);
+    for (uint32_t t = 0; t < TEXTS; t++) {
+        aq_free(texts.at[t]);
+        aq_free(texts.tokens[t]);
+    }
+}
+
 static int open_folder(void **state)
 {
     (void)state;
@@ -531,6 +592,7 @@ int main(void)
         cmocka_unit_test(test_published_files_are_those_that_were_read),
         cmocka_unit_test(test_folder_has_one_kind),
         cmocka_unit_test(test_no_memory_at_any_place_leaks_nothing),
+        cmocka_unit_test(test_calls_in_any_order_and_at_once_change_nothing),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }
