@@ -63,7 +63,7 @@ endif()
 # Not quick, because they take more than two processor seconds. tools/test --quick leaves them out; the sanitizers do not.
 function(aq_slow)
   foreach(test ${ARGN})
-    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4)
+    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4 ${test}_part_7)
       if(TEST ${part})
         get_property(labels TEST ${part} PROPERTY LABELS)
         list(REMOVE_ITEM labels quick)
@@ -89,7 +89,7 @@ aq_slow(
 # These take longest, so they start first: at the end no test runs alone on an idle machine.
 function(aq_first)
   foreach(test ${ARGN})
-    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4)
+    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4 ${test}_part_7)
       if(TEST ${part})
         set_property(TEST ${part} PROPERTY COST 100)
       endif()

@@ -46,12 +46,19 @@ static void over(const struct scheme *scheme, uint32_t size, uint32_t threads)
     kit_run_well(&kit);
 }
 
+/* Under a sanitizer each transport has groups of one size: 2, 3 or 4 ranks. */
+static bool size_wanted(int scheme, uint32_t size)
+{
+    const uint32_t one = SCHEMES[scheme].sizes < 3 && scheme % 3 == 1 ? 4 : 2 + (uint32_t)scheme % 3;
+    return sample_every(2) == 1 || size == one;
+}
+
 static void test_every_collective_every_transport_right_and_equal_bits(void **state)
 {
     (void)state;
     for (int i = 0; i < SCHEME_COUNT; i++)
         for (uint32_t size = 1; size <= 4; size++)
-            if ((SCHEMES[i].sizes >= size || size == 2 || size == 4) && ((size_t)i + size / 2) % sample_every(2) == 0) {
+            if ((SCHEMES[i].sizes >= size || size == 2 || size == 4) && size_wanted(i, size)) {
                 print_message("  %s, W = %u\n", SCHEMES[i].name, size);
                 over(&SCHEMES[i], size, 0);
             }
@@ -116,7 +123,7 @@ static void test_parts_of_a_group_are_groups(void **state)
 {
     (void)state;
     static const char *const schemes[][2] = {{"sim", ""}, {"fault+tcp", "seed=1&split=3000&delay_ms=0.1"}};
-    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+    for (size_t i = sample_every(2) - 1; i < sizeof schemes / sizeof *schemes; i++) { /* a sanitizer: the second */
         struct kit kit = {.size = 5,
                           .scheme = schemes[i][0],
                           .query = schemes[i][1],
