@@ -477,17 +477,22 @@ def scenario_split_privacy_frozen():
     no_workers("split_privacy_frozen")
 
 
-def seen(folder, flags=0):
-    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md. flags: of the files' heads."""
+def seen(folder, flags=0, cut=False):
+    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md. flags: of the files' heads. cut: the last record may be a part, because its writer was killed or is writing it."""
     found = []
     for path in sorted((ROOT / folder / "seen").glob("*.bin"), key=lambda path: int(path.stem)):
         data, at = path.read_bytes(), 16
+        if cut and len(data) < at:
+            continue
         check(data[:16] == b"aqpipe seen 2\n" + bytes([flags, 0]), f"{path} begins with {data[:16]}")
         while at < len(data):
-            kind, rows, columns, zero, step, sample = struct.unpack_from("<IIIIQQ", data, at)
-            check(zero == 0 and at + 32 + 4 * rows * columns <= len(data), f"{path}: byte {at}")
+            kind, rows, columns, zero, step, sample = struct.unpack("<IIIIQQ", data[at:at + 32].ljust(32, b"\0"))
+            record_end = at + 32 + 4 * rows * columns
+            if cut and record_end > len(data):
+                break
+            check(zero == 0 and record_end <= len(data), f"{path}: byte {at}")
             found.append((kind, rows, columns, step, sample, struct.unpack_from(f"<{rows * columns}f", data, at + 32)))
-            at += 32 + 4 * rows * columns
+            at = record_end
     return found
 
 

@@ -37,7 +37,7 @@ def visits(path):
 def sent(name):
     """The same of what the server got, for training and for held-out samples."""
     found = (collections.Counter(), collections.Counter()), (collections.Counter(), collections.Counter())
-    for kind, _, _, _, sample, _ in seen(f"{name}/clients/a"):
+    for kind, _, _, _, sample, _ in seen(f"{name}/clients/a", cut=True):
         found[kind == 3][CUT_OF[kind]][sample] += 1
     return found
 
