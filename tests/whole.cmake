@@ -60,15 +60,27 @@ if(TARGET aqpipe AND NOT AQ_SANITIZE)
   set_tests_properties(golden_runs_plain test_papers_planned PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 
+# aq_parts(TEST OUT): a test and its other parts (PARTS in CMakeLists.txt).
+function(aq_parts test out)
+  set(parts)
+  set(part ${test})
+  set(number 1)
+  while(TEST ${part})
+    list(APPEND parts ${part})
+    math(EXPR number "${number} + 1")
+    set(part ${test}_part_${number})
+  endwhile()
+  set(${out} ${parts} PARENT_SCOPE)
+endfunction()
+
 # Not quick, because they take more than two processor seconds. tools/test --quick leaves them out; the sanitizers do not.
 function(aq_slow)
   foreach(test ${ARGN})
-    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4 ${test}_part_7)
-      if(TEST ${part})
-        get_property(labels TEST ${part} PROPERTY LABELS)
-        list(REMOVE_ITEM labels quick)
-        set_property(TEST ${part} PROPERTY LABELS ${labels})
-      endif()
+    aq_parts(${test} parts)
+    foreach(part ${parts})
+      get_property(labels TEST ${part} PROPERTY LABELS)
+      list(REMOVE_ITEM labels quick)
+      set_property(TEST ${part} PROPERTY LABELS ${labels})
     endforeach()
   endforeach()
 endfunction()
@@ -84,16 +96,14 @@ aq_slow(
   test_folders_transformers test_correlation_torch test_edge test_resnet_torch fuzz_stripes conform_grad
   test_optimizer_ranks test_grad_toy test_generate_transformers conform_collective test_library conform_transport
   test_balance test_wanlab test_scale test_stage_base test_io_errors test_io_errors_sealed test_troubleshooting
-  conform_model)
+  conform_model test_gguf_readers test_data_forms test_grad_codec test_keys test_cuda_vocabulary test_wrong_inputs
+  conform_device_cuda_cudnn_conv e2e_replicas_planned fuzz_clients fuzz_dataset test_image_files)
 
 # These take longest, so they start first: at the end no test runs alone on an idle machine.
 function(aq_first)
   foreach(test ${ARGN})
-    foreach(part ${test} ${test}_part_2 ${test}_part_3 ${test}_part_4 ${test}_part_7)
-      if(TEST ${part})
-        set_property(TEST ${part} PROPERTY COST 100)
-      endif()
-    endforeach()
+    aq_parts(${test} parts)
+    set_property(TEST ${parts} PROPERTY COST 100)
   endforeach()
 endfunction()
 aq_first(
