@@ -478,7 +478,7 @@ def scenario_split_privacy_frozen():
 
 
 def seen(folder, flags=0, cut=False):
-    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md. flags: of the files' heads. cut: the last record may be a part, because its writer was killed or is writing it."""
+    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md. flags: of the files' heads. cut: the last record may be a part, because its writer is writing it."""
     found = []
     for path in sorted((ROOT / folder / "seen").glob("*.bin"), key=lambda path: int(path.stem)):
         data, at = path.read_bytes(), 16

@@ -34,18 +34,18 @@ def visits(path):
     return found
 
 
-def sent(name):
-    """The same of what the server got, for training and for held-out samples."""
+def sent(name, cut):
+    """The same of what the server got, for training and for held-out samples. cut: as in seen."""
     found = (collections.Counter(), collections.Counter()), (collections.Counter(), collections.Counter())
-    for kind, _, _, _, sample, _ in seen(f"{name}/clients/a", cut=True):
+    for kind, _, _, _, sample, _ in seen(f"{name}/clients/a", cut=cut):
         found[kind == 3][CUT_OF[kind]][sample] += 1
     return found
 
 
-def counted(name, folder, ledgers, exactly=False):
-    """Each sample's releases are in the ledger once or more: the most that one has more. folder: the client's; ledgers: theirs."""
+def counted(name, folder, ledgers, exactly=False, cut=False):
+    """Each sample's releases are in the ledger once or more: the most that one has more. folder: the client's; ledgers: theirs; cut: the server's worker may still be writing."""
     known, most = json.loads((folder / "privacy.json").read_text())["ledgers"], 0
-    for of, got in zip(("training", "heldout"), sent(name)):
+    for of, got in zip(("training", "heldout"), sent(name, cut)):
         path = ledgers / f"visits-{known[of]['digest']}.ledger"
         have = visits(path)
         for cut in range(2):
@@ -134,7 +134,7 @@ def scenario_split_epsilon_power():
             for key in (ROOT / f"disk{seed}").rglob("seal.key"):
                 key.chmod(0o600)  # what is made from the store has no modes
             losses += 1
-            counted(name, *place)
+            counted(name, *place, cut=True)
         start().end()
         server.end()
         counted(name, *place)

@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-#include "bpe.h"
 #include "data_files.h"
 #include "stages/publish.h"
+#include "bpe.h"
 
 static char folder[DATA_PATH_BYTES];
 
@@ -99,9 +99,9 @@ static void test_decode_token_out_of_range_inval(void **state)
 static struct aq_bpe words_engine(void)
 {
     struct aq_bpe bpe = {.step_count = 1};
-    assert_int_equal(
-        aq_bpe_pattern_open("test", aq_bpe_pattern_gpt2, strlen(aq_bpe_pattern_gpt2), false, &bpe.steps[0].pattern),
-        AQ_OK);
+    assert_int_equal(aq_bpe_pattern_open("test", aq_bpe_pattern_gpt2, strlen(aq_bpe_pattern_gpt2), false,
+                                         &bpe.steps[0].pattern),
+                     AQ_OK);
     return bpe;
 }
 
