@@ -602,8 +602,8 @@ static enum aq_status run_compressed(struct aq_group *group)
     for (uint32_t i = 0; (kind = aq_grad_codec_kind(i)) != NULL; i++) {
         const struct aq_grad_codec_config config = {.kind = kind};
         if (collective_cases_on_gpus && !aq_grad_codec_config_on_gpu(&config)) continue;
-        /* A sanitizer: half of the kinds in groups of 2 and the others in groups of 3, which have many pieces; a quarter
-         * in larger groups. */
+        /* A sanitizer: half of the kinds in groups of 2, the others in groups of 3 (both have many pieces);
+         * a quarter in larger groups. */
         if ((i + size) % sample_every(size <= CASE_CODED_RANKS ? 2 : 4) != 0) continue;
         AQ_TRY(compressed_kind(group, kind, 5000, aq_group_rank(group) == i % size));
         if (size <= CASE_CODED_RANKS)
