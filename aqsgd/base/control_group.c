@@ -5,6 +5,7 @@
  */
 #include "aqsgd/base/control_group.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,23 +36,37 @@ static void least_cores(struct aq_control_group *group, long long quota, long lo
     if (cores < (long long)group->cores) group->cores = (uint32_t)cores;
 }
 
-/* Version 2 has both in one folder, version 1 each below the mount of its controller: names of both are tried. */
-static void ask(const char *folder, struct aq_control_group *group)
+typedef void ask_fn(const char *folder, struct aq_control_group *group);
+
+/* Version 2 has both in one folder. */
+static void ask_both(const char *folder, struct aq_control_group *group)
 {
-    long long found[2], period[2];
+    long long found[2];
     if (numbers(folder, "memory.max", found) >= 1) least_memory(group, found[0]);
-    if (numbers(folder, "memory.limit_in_bytes", found) >= 1) least_memory(group, found[0]);
     if (numbers(folder, "cpu.max", found) == 2) least_cores(group, found[0], found[1]);
-    if (numbers(folder, "cpu.cfs_quota_us", found) >= 1 && numbers(folder, "cpu.cfs_period_us", period) >= 1)
-        least_cores(group, found[0], period[0]);
 }
 
-static void climb(const char *mount, const char *place, struct aq_control_group *group)
+/* Version 1 has each below the mount of its controller. */
+static void ask_memory(const char *folder, struct aq_control_group *group)
+{
+    long long found[2];
+    if (numbers(folder, "memory.limit_in_bytes", found) >= 1) least_memory(group, found[0]);
+}
+
+static void ask_cores(const char *folder, struct aq_control_group *group)
+{
+    long long quota[2], period[2];
+    if (numbers(folder, "cpu.cfs_quota_us", quota) >= 1 && numbers(folder, "cpu.cfs_period_us", period) >= 1)
+        least_cores(group, quota[0], period[0]);
+}
+
+static void climb(const char *mount, const char *place, ask_fn *ask, struct aq_control_group *group)
 {
     char folder[PATH_BYTES];
     const int above = snprintf(folder, sizeof folder, "%s", mount);
     if (above <= 0 || above >= PATH_BYTES) return;
-    const bool inside = place[0] == '/' && !strstr(place, "/.."); /* "/..": outside of what this process may see */
+    /* "/..": outside of what this process may see. "/" is the mount itself. */
+    const bool inside = place[0] == '/' && place[1] != '\0' && !strstr(place, "/..");
     if (inside && snprintf(folder + above, sizeof folder - (size_t)above, "%s", place) >= PATH_BYTES - above) return;
     for (;;) {
         ask(folder, group);
@@ -72,14 +87,16 @@ static void take_line(const char *root, char *line, struct aq_control_group *gro
     if (kinds[1] == '\0') {
         static const char *const mounts[] = {"sys/fs/cgroup", "sys/fs/cgroup/unified"};
         for (size_t i = 0; i < sizeof mounts / sizeof *mounts; i++) {
-            if (snprintf(mount, sizeof mount, "%s/%s", root, mounts[i]) < PATH_BYTES) climb(mount, place, group);
+            if (snprintf(mount, sizeof mount, "%s/%s", root, mounts[i]) < PATH_BYTES)
+                climb(mount, place, ask_both, group);
         }
         return;
     }
     char *rest = kinds + 1;
     for (const char *kind; (kind = strsep(&rest, ",")) != NULL;) {
-        if (strcmp(kind, "cpu") != 0 && strcmp(kind, "memory") != 0) continue;
-        if (snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/%s", root, kind) < PATH_BYTES) climb(mount, place, group);
+        ask_fn *const ask = strcmp(kind, "cpu") == 0 ? ask_cores : strcmp(kind, "memory") == 0 ? ask_memory : NULL;
+        if (ask && snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/%s", root, kind) < PATH_BYTES)
+            climb(mount, place, ask, group);
     }
 }
 
@@ -93,5 +110,19 @@ struct aq_control_group aq_control_group(const char *root)
     while (fgets(line, sizeof line, file))
         take_line(root, line, &group);
     fclose(file);
+    return group;
+}
+
+struct aq_control_group aq_control_group_here(void)
+{
+    static _Atomic uint64_t memory_bytes;
+    static _Atomic uint32_t cores; /* 0: not read yet. Threads that come together all read. */
+    struct aq_control_group group = {.cores = atomic_load_explicit(&cores, memory_order_acquire)};
+    if (group.cores == 0) {
+        group = aq_control_group("");
+        atomic_store_explicit(&memory_bytes, group.memory_bytes, memory_order_relaxed);
+        atomic_store_explicit(&cores, group.cores, memory_order_release);
+    }
+    group.memory_bytes = atomic_load_explicit(&memory_bytes, memory_order_relaxed);
     return group;
 }

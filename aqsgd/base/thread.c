@@ -94,6 +94,6 @@ uint32_t aq_thread_cores(void)
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     const int count = CPU_COUNT(&set);
-    const uint32_t allowed = aq_control_group("").cores, cores = count < 1 ? 1 : (uint32_t)count;
+    const uint32_t allowed = aq_control_group_here().cores, cores = count < 1 ? 1 : (uint32_t)count;
     return cores < allowed ? cores : allowed;
 }

@@ -68,7 +68,7 @@ static void cores_look(struct doctor *doctor)
     char instructions[64], allowed[64] = "";
     const uint32_t cores = aq_thread_cores();
     aq_processor_text(aq_processor_used(), instructions);
-    if (aq_control_group("").cores == cores)
+    if (aq_control_group_here().cores == cores)
         snprintf(allowed, sizeof allowed, " (its control group allows %u)", cores);
     doctor_found(doctor, DOCTOR_WELL, "cores", NULL, "%u for this process%s, instructions %s", cores, allowed,
                  instructions);

@@ -30,7 +30,7 @@ uint64_t aq_plan_memory_here(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     const uint64_t machine = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
-    const uint64_t group = aq_control_group("").memory_bytes;
+    const uint64_t group = aq_control_group_here().memory_bytes;
     return group < machine ? group : machine;
 }
 

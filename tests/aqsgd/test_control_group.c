@@ -130,7 +130,13 @@ static void test_bytes_that_are_no_limits(void **state)
 static void test_threads_are_no_more_than_this_machine_allows(void **state)
 {
     (void)state;
-    assert_in_range(aq_thread_cores(), 1, aq_control_group("").cores);
+    const struct aq_control_group group = aq_control_group("");
+    for (int i = 0; i < 2; i++) { /* read, then kept */
+        const struct aq_control_group here = aq_control_group_here();
+        assert_int_equal(here.cores, group.cores);
+        assert_int_equal(here.memory_bytes, group.memory_bytes);
+    }
+    assert_in_range(aq_thread_cores(), 1, group.cores);
 }
 
 int main(void)

@@ -95,7 +95,8 @@ static void worker_main(void *context)
 
 enum aq_status cpu_pool_open(uint32_t threads, struct cpu_pool **out)
 {
-    if (threads == 0) threads = aq_thread_cores() < AQ_DEVICE_THREADS_MAX ? aq_thread_cores() : AQ_DEVICE_THREADS_MAX;
+    const uint32_t cores = threads ? 0 : aq_thread_cores();
+    if (threads == 0) threads = cores < AQ_DEVICE_THREADS_MAX ? cores : AQ_DEVICE_THREADS_MAX;
     if (threads > AQ_DEVICE_THREADS_MAX)
         return aq_fail(AQ_INVAL, "device", "device.threads is %u; at most %d are possible", threads,
                        AQ_DEVICE_THREADS_MAX);
