@@ -15,7 +15,9 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
+from torch_process import leave  # noqa: E402
+
 import kit  # noqa: E402
 
 
@@ -66,4 +68,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
