@@ -1,6 +1,6 @@
 # Stages: models against PyTorch, cuts against uncut, measured against used.
 if(AQ_TORCH_PYTHON)
-  aq_test(test_stage_torch LIBS aq_stages LABELS stage PARTS 2
+  aq_test(test_stage_torch LIBS aq_stages LABELS stage
     ARGS ${AQ_TORCH_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/torch_gpt2.py)
 else()
   aq_test(test_stage_torch LIBS aq_stages LABELS stage)
