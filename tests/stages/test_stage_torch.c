@@ -36,8 +36,8 @@ static void read_file(const char *folder, const char *name, void *data, size_t b
     fclose(file);
 }
 
-/* One process of Python serves all cases, because importing torch takes longer than a case. A line with a folder goes to it,
-   and a line comes back. */
+/* One process of Python serves all cases: importing torch takes longer than a case.
+   It is sent a line for each case, and answers with a line. */
 static FILE *answers;
 static pid_t python;
 
