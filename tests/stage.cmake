@@ -1,6 +1,6 @@
 # Stages: models against PyTorch, cuts against uncut, measured against used.
 if(AQ_TORCH_PYTHON)
-  aq_test(test_stage_torch LIBS aq_stages LABELS stage PARTS 2
+  aq_test(test_stage_torch LIBS aq_stages LABELS stage
     ARGS ${AQ_TORCH_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/torch_gpt2.py)
 else()
   aq_test(test_stage_torch LIBS aq_stages LABELS stage)
@@ -23,6 +23,5 @@ endforeach()
 # A published folder's model run once: what tools/parity compares with.
 add_executable(folder_run kit/folder_run.c)
 target_link_libraries(folder_run PRIVATE aq_stages aq_flags)
-add_test(NAME parity COMMAND ${PROJECT_SOURCE_DIR}/tools/parity --no-make --short --part 1/2 --build ${CMAKE_BINARY_DIR})
-add_test(NAME parity_part_2 COMMAND ${PROJECT_SOURCE_DIR}/tools/parity --no-make --short --part 2/2 --build ${CMAKE_BINARY_DIR})
-set_tests_properties(parity parity_part_2 PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2 SKIP_RETURN_CODE 77)
+add_test(NAME parity COMMAND ${PROJECT_SOURCE_DIR}/tools/parity --no-make --short --build ${CMAKE_BINARY_DIR})
+set_tests_properties(parity PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2 SKIP_RETURN_CODE 77)

@@ -108,7 +108,7 @@ function(aq_first)
 endfunction()
 aq_first(
   test_relay test_wanlab e2e_mpi
-  test_split_audit_text parity_part_2 test_lab chaos_rounds_delay test_scale_check test_wrapped_folders cuda_ptx
+  test_split_audit_text test_lab chaos_rounds_delay test_scale_check test_wrapped_folders cuda_ptx
   test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
   e2e_replicas_one_gpu_on_host test_generate_transformers simulate conform_device e2e_freeze_gpu_on_host
   e2e_lora_gpu_on_host e2e_split_ahead test_edge_cuda e2e_glue golden_runs_plain test_cuda_codec

@@ -80,4 +80,4 @@ def work(rank, name):
 if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29518"))
     for hook in sys.argv[1:] or HOOKS:
-        mp.spawn(work, (hook,), nprocs=2)
+        mp.start_processes(work, (hook,), nprocs=2, start_method="fork")  # a new Python would import torch again

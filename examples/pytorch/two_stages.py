@@ -74,4 +74,4 @@ def work(rank, how):
 if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29517"), OMP_NUM_THREADS="1")
     for way in sys.argv[1:] or CODECS:
-        mp.spawn(work, (way,), nprocs=2)
+        mp.start_processes(work, (way,), nprocs=2, start_method="fork")  # a new Python would import torch again

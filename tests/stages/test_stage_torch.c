@@ -10,11 +10,10 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static const char *interpreter, *script;
 
 static void write_file(const char *folder, const char *name, const void *data, size_t bytes)
 {
@@ -37,18 +36,49 @@ static void read_file(const char *folder, const char *name, void *data, size_t b
     fclose(file);
 }
 
-static int python(const char *folder)
+/* One process of Python serves all cases: importing torch takes longer than a case.
+   It is sent a line for each case, and answers with a line. */
+static FILE *answers;
+static pid_t python;
+
+static bool python_says(const char *expected)
 {
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
+    char line[64] = "";
+    return fgets(line, sizeof line, answers) && strcmp(line, expected) == 0;
+}
+
+/* Its exit status. */
+static int python_end(void)
+{
+    int status = 0;
+    fclose(answers);
+    assert_int_equal(waitpid(python, &status, 0), python);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void python_start(const char *interpreter, const char *script)
+{
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    python = fork();
+    assert_true(python >= 0);
+    if (python == 0) {
         unsetenv("OPENBLAS_CORETYPE"); /* names a processor that may not be this one */
-        execl(interpreter, interpreter, script, folder, (char *)NULL);
+        if (dup2(pair[1], STDIN_FILENO) == STDIN_FILENO && dup2(pair[1], STDOUT_FILENO) == STDOUT_FILENO)
+            execl(interpreter, interpreter, script, (char *)NULL);
         _exit(127);
     }
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    close(pair[1]);
+    answers = fdopen(pair[0], "r");
+    assert_non_null(answers);
+}
+
+static void python_runs(const char *folder)
+{
+    char line[64];
+    const int length = snprintf(line, sizeof line, "%s\n", folder);
+    assert_int_equal(send(fileno(answers), line, (size_t)length, MSG_NOSIGNAL), length);
+    assert_true(python_says("done\n"));
 }
 
 static void folder_remove(const char *folder)
@@ -125,7 +155,7 @@ static void case_run(const struct aq_stage_config *config, uint32_t samples, dou
     assert_non_null(mkdtemp(folder));
     const float scale = 0.125f;
     case_write(folder, config, stage, &batch, samples, scale);
-    assert_int_equal(python(folder), 0);
+    python_runs(folder);
 
     const struct aq_batch of = help_batch(batch.tokens, batch.targets, batch.ids, samples, config->T);
     const struct aq_stage_input input = {.x = first ? NULL : batch.x, .batch = &of, .loss_factor = scale};
@@ -220,13 +250,11 @@ int main(int argc, char **argv)
         print_message("skip: usage: test_stage_torch INTERPRETER torch_gpt2.py; no interpreter was found\n");
         return 77;
     }
-    interpreter = argv[1];
-    script = argv[2];
-    char command[600];
-    snprintf(command, sizeof command, "'%s' -c 'import torch' 2>/dev/null", interpreter);
-    if (system(command) != 0) {
-        print_message("skip: %s cannot import torch; apt-get install python3-torch\n", interpreter);
-        return 77;
+    python_start(argv[1], argv[2]);
+    if (!python_says("ready\n")) {
+        const int status = python_end();
+        print_message("%s: ended with %d; 77: no torch, which apt-get install python3-torch brings\n", argv[1], status);
+        return status == 77 ? 77 : 1;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_model_matches_torch),
@@ -235,5 +263,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bf16_residual_stream_is_near_torch),
         cmocka_unit_test(test_fp16_model_is_near_torch),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return python_end() != 0 || failed;
 }

@@ -1,4 +1,4 @@
-"""run.py FOLDER_RUN json|table ONLY [keep] [speed] [short] [part=I/N]: runs the cases of every family beside this file; see tools/parity.
+"""run.py FOLDER_RUN json|table ONLY [keep] [speed] [short]: runs the cases of every family beside this file; see tools/parity.
 
 A family is a file with CASES, a list of functions of one argument (a kit.Place: where to write, how to run ours), each of which
 yields (case, value, unit, limit), with `names`, the cases that it yields: kit.language_model makes both for language models. A
@@ -6,16 +6,16 @@ value beyond its limit (None: there is none) is a failure. A case with the attri
 """
 import fnmatch
 import importlib
-import itertools
 import json
 import pathlib
-import re
 import shutil
 import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
+from torch_process import leave  # noqa: E402
+
 import kit  # noqa: E402
 
 
@@ -28,19 +28,10 @@ def families():
         yield from getattr(importlib.import_module(path.stem), attribute, [])
 
 
-def in_part():
-    """The cases, or with part=I/N from the I-th on each N-th."""
-    asked = next((word.removeprefix("part=") for word in sys.argv[4:] if word.startswith("part=")), "1/1")
-    match = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", asked)
-    if not match or int(match[1]) > int(match[2]):
-        sys.exit(f"parity: --part {asked}: I/N, with I from 1 to N")
-    return itertools.islice(families(), int(match[1]) - 1, None, int(match[2]))
-
-
 def main():
     only, as_json, failed = sys.argv[3], sys.argv[2] == "json", 0
     root = pathlib.Path(tempfile.mkdtemp(prefix="aqpipe-parity-"))
-    for number, case in enumerate(in_part()):
+    for number, case in enumerate(families()):
         if "short" in sys.argv[4:] and getattr(case, "long", False):
             continue
         if not any(fnmatch.fnmatch(name, only) for name in case.names):
@@ -66,4 +57,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
