@@ -9,7 +9,7 @@ if(TARGET aqpipe)
   # More on demand: tests/chaos_rounds --faults 1000. NAME has a small model, and few steps between faults; NAME_whole (label long) has neither.
   function(aq_chaos_rounds name)
     set(command ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --bin $<TARGET_FILE_DIR:aqpipe> ${ARGN})
-    add_test(NAME ${name} COMMAND ${command} --steps 20 --blocks 2 --channels 16)
+    add_test(NAME ${name} COMMAND ${command} --steps 8 --blocks 2 --channels 16)
     add_test(NAME ${name}_whole COMMAND ${command})
     set_tests_properties(${name} PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
     set_tests_properties(${name}_whole PROPERTIES LABELS "fault;long" TIMEOUT 3600 PROCESSORS 2)
