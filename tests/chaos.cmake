@@ -9,7 +9,7 @@ if(TARGET aqpipe)
   # More on demand: tests/chaos_rounds --faults 1000. NAME has a small model, and few steps between faults; NAME_whole (label long) has neither.
   function(aq_chaos_rounds name)
     set(command ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --bin $<TARGET_FILE_DIR:aqpipe> ${ARGN})
-    add_test(NAME ${name} COMMAND ${command} --steps 20 --blocks 2 --channels 16)
+    add_test(NAME ${name} COMMAND ${command} --steps 8 --blocks 2 --channels 16)
     add_test(NAME ${name}_whole COMMAND ${command})
     set_tests_properties(${name} PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
     set_tests_properties(${name}_whole PROPERTIES LABELS "fault;long" TIMEOUT 3600 PROCESSORS 2)
@@ -17,7 +17,7 @@ if(TARGET aqpipe)
   aq_chaos_rounds(chaos_rounds --faults 6 --seed 1)
   aq_chaos_rounds(chaos_rounds_steps --faults 6 --seed 5 --round 1 --set "checkpoint.every=20 steps") # reduce.every: 1
   aq_chaos_rounds(chaos_rounds_delay --faults 6 --seed 3 --set reduce.delay=6) # averages that travel during steps
-  aq_chaos_rounds(chaos_rounds_daemons --daemons --faults 8 --seed 5) # a daemon for each replica, and faults that kill one
+  aq_chaos_rounds(chaos_rounds_daemons --daemons --faults 8 --seed 5 --rate 4) # a daemon for each replica, and faults that kill one; paced, because a replica is away for long
   add_test(NAME chaos_rounds_lab # docs/RESULTS.md has a long form
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_rounds --lab --faults 8 --every 1 --seed 1 --stages 1 --blocks 2 --noise 0.3 --set reduce.codec=q4 --set reduce.steps=speed
       --channels 16 --bin $<TARGET_FILE_DIR:aqpipe>)

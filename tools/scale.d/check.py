@@ -69,7 +69,7 @@ def tree(keys):
     return out
 
 
-LAYERS = {2: ("0-4", "5-9"), 4: ("0-2", "3-4", "5-6", "7-9"), 8: ("0-1", "2", "3", "4", "5", "6", "7", "8-9")}
+LAYERS = {2: ("0-4", "5-9"), 4: ("0-2", "3-4", "5-6", "7-9"), 8: ("0-1", "2", "3", "4", "5", "6", "7", "8-9")}  # the last one is the head
 
 
 def manifest(folder, name, row, rate, slow, longer=None):
@@ -81,7 +81,7 @@ def manifest(folder, name, row, rate, slow, longer=None):
         host, address = [f"tcp://{a}:7700" for a in at], [f"{a}:7800" for a in at]
         places.append({"host": host if replicas > 1 else host[0], "address": address if replicas > 1 else address[0], "threads": 1,
                        "layers": LAYERS[stages][s], "speed": (0.7 if s % 3 == 2 else 1) / (longer[s] if longer else 1)})
-    keys = {"job.name": "check", "model.kind": "gpt2", "model.blocks": 8, "model.heads": 2, "model.channels": 64, "model.context": 128, "data.tokenizer": "bytes",
+    keys = {"job.name": "check", "model.kind": "gpt2", "model.blocks": int(LAYERS[stages][-1].rpartition("-")[2]) - 1, "model.heads": 2, "model.channels": 64, "model.context": 128, "data.tokenizer": "bytes",
             "data.train": str(folder / "text.txt"), "data.train_samples_max": 2 * MICRO * replicas * STEPS, "train.T": 128, "train.micro_batch": 2,
             "train.batch": 2 * MICRO * replicas, "train.epochs": EPOCHS, "train.lr": 1e-3, "pipeline.schedule": "1f1b", "pipeline.replicas": replicas,
             "pipeline.stages": places, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8,

@@ -1,7 +1,7 @@
 /*
  * cpu_gemm.h -- one matrix product on one thread, with a variant for each kind of machine; private to this folder.
  *
- *     cpu_gemm_plain    three loops, the truth (AQ_CPU=plain)
+ *     cpu_gemm_plain    plain loops, the truth (AQ_CPU=plain)
  *     cpu_gemm_dnnl     oneDNN's single-threaded sgemm, on blocks (machines without AVX2)
  *     cpu_gemm_avx2     packed panels and a register-blocked kernel
  *     cpu_gemm_avx512   the same, wider; bf16 by AVX512_BF16 where there is
