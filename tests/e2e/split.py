@@ -31,7 +31,7 @@ def records(name, count, seed, classes=10, coarse=None):
         out += bytes([label] if coarse is None else [coarse(label), label])
         for channel in range(3):
             base = (label * 25 + channel * 40) % 256
-            out += bytes(max(0, min(255, base + draw.randrange(-60, 60))) for _ in range(1024))
+            out += draw.randbytes(1024).translate(bytes(max(0, min(255, base - 60 + each * 120 // 256)) for each in range(256)))
     path = ROOT / f"{name}.bin"
     path.write_bytes(out)
     return path
