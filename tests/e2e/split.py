@@ -1,5 +1,6 @@
 """Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
 import atexit
+import functools
 import json
 import os
 import pathlib
@@ -23,6 +24,12 @@ PLAIN = {**raw(), **raw("backward")}
 STAGES = "[{layers: 0-1, dials: true}, {layers: 2-11}, {layers: 12-13, dials: true}]"
 
 
+@functools.lru_cache(None)
+def around(base):
+    """Bytes by chance become values around that one."""
+    return bytes(max(0, min(255, base - 60 + each * 120 // 256)) for each in range(256))
+
+
 def records(name, count, seed, classes=10, coarse=None):
     """CIFAR-10's records, of classes that a small network can tell apart; CIFAR-100's where `coarse` gives a label's coarse one."""
     draw, out = random.Random(seed), bytearray()
@@ -30,8 +37,7 @@ def records(name, count, seed, classes=10, coarse=None):
         label = draw.randrange(classes)
         out += bytes([label] if coarse is None else [coarse(label), label])
         for channel in range(3):
-            base = (label * 25 + channel * 40) % 256
-            out += draw.randbytes(1024).translate(bytes(max(0, min(255, base - 60 + each * 120 // 256)) for each in range(256)))
+            out += draw.randbytes(1024).translate(around((label * 25 + channel * 40) % 256))
     path = ROOT / f"{name}.bin"
     path.write_bytes(out)
     return path

@@ -57,16 +57,19 @@ class Sealed:
 
     def lines(self):
         """Each line that comes, until the other end closes the session, or the connection breaks (OSError)."""
-        held = b""
+        held = []  # what has come of a line: a record of TLS has 16 KiB, and a line may have a MiB
         while True:
-            *whole, held = held.split(b"\n")
-            yield from whole
             try:
                 with self.session:
                     came = self.tls.read(1 << 20)
                 if not came:
                     return
-                held += came
+                *whole, rest = came.split(b"\n")
+                if whole:
+                    yield b"".join((*held, whole[0]))
+                    yield from whole[1:]
+                    held = []
+                held.append(rest)
             except ssl.SSLWantReadError:
                 self.more()
 
