@@ -1,5 +1,6 @@
 """Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
 import atexit
+import functools
 import json
 import os
 import pathlib
@@ -23,6 +24,12 @@ PLAIN = {**raw(), **raw("backward")}
 STAGES = "[{layers: 0-1, dials: true}, {layers: 2-11}, {layers: 12-13, dials: true}]"
 
 
+@functools.lru_cache(None)
+def around(base):
+    """Bytes by chance become values around that one."""
+    return bytes(max(0, min(255, base - 60 + each * 120 // 256)) for each in range(256))
+
+
 def records(name, count, seed, classes=10, coarse=None):
     """CIFAR-10's records, of classes that a small network can tell apart; CIFAR-100's where `coarse` gives a label's coarse one."""
     draw, out = random.Random(seed), bytearray()
@@ -30,8 +37,7 @@ def records(name, count, seed, classes=10, coarse=None):
         label = draw.randrange(classes)
         out += bytes([label] if coarse is None else [coarse(label), label])
         for channel in range(3):
-            base = (label * 25 + channel * 40) % 256
-            out += bytes(max(0, min(255, base + draw.randrange(-60, 60))) for _ in range(1024))
+            out += draw.randbytes(1024).translate(around((label * 25 + channel * 40) % 256))
     path = ROOT / f"{name}.bin"
     path.write_bytes(out)
     return path
@@ -607,7 +613,7 @@ def scenario_split_audit():
 
 def scenario_split_example():
     """examples/split-cifar10, split-text and split-images, of two clients, one round and mostly a smaller network; with data, and with what they make."""
-    small = ("model.depth=18", "train.batch=32", "train.micro_batch=16",
+    small = ("model.depth=18", "model.filters=16", "train.batch=32", "train.micro_batch=16",
              "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
     said = example("split-cifar10", ("--train", records("many", 120, 1), "--heldout", records("test", 20, 2)), *small)
     check(sum(line["samples"] for line in said["clients"]) == 120, f"{said}")
@@ -622,7 +628,7 @@ def scenario_split_example():
     left = {path.name for path in (ROOT / "split-text/server").iterdir()}
     check({"adapter", "model.safetensors", "config.json"} <= left, f"split-text leaves {sorted(left)}")
     run = pathlib.Path(__file__).resolve().parents[2] / "examples/split-images/run"
-    words = ("split.rounds=1", "split.epochs=1", "pipeline.threads=1")
+    words = ("split.rounds=1", "split.epochs=1", "pipeline.threads=1", "data.heldout_samples_max=40")
     done = subprocess.run([run, "--clients", "2", "--images", "24", "--out", ROOT / "pictures", "--", *(word for key in words for word in ("--set", key))],
                           env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
     check(done.returncode == 0, f"split-images: run ended with {done.returncode}: {done.stderr[-3000:]}")
@@ -637,8 +643,8 @@ def scenario_split_reports():
     stale = ROOT / "split-reports/data/client-007.tsv"  # of a run with more clients
     stale.parent.mkdir(parents=True)
     stale.write_text("text\tlabel\nof another run\t0\n")
-    example("split-reports", ("--sentences", "300"), *few)
-    other = subprocess.run([EXAMPLES / "split-reports/run", "--prepare", "--sentences", "301", "--out", ROOT / "split-reports"], capture_output=True, text=True, check=False)
+    example("split-reports", ("--sentences", "150"), *few)
+    other = subprocess.run([EXAMPLES / "split-reports/run", "--prepare", "--sentences", "151", "--out", ROOT / "split-reports"], capture_output=True, text=True, check=False)
     check(other.returncode == 2 and "name another --out" in other.stderr, f"other sentences: {other.returncode} {other.stderr}")
     left = {path.name for path in (ROOT / "split-reports/server").iterdir()}
     check({"adapter", "model.safetensors", "config.json", "tokenizer.json"} <= left, f"split-reports leaves {sorted(left)}")
@@ -648,7 +654,7 @@ def scenario_split_reports():
                                                                 for i in range(count)))
     words = [word for word in jobs.text(7, 4000).split() if word.isalpha()]
     (ROOT / "english.txt").write_text("".join(f"{' '.join(words[at:at + 6]).capitalize()}.\n" for at in range(0, len(words) - 6, 6)))
-    asked = ("--cola", ROOT / "cola", "--text", ROOT / "english.txt", "--sentences", "300")
+    asked = ("--cola", ROOT / "cola", "--text", ROOT / "english.txt", "--sentences", "150")
     environment = {**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}
     command = [EXAMPLES / "split-reports/compare", *asked, "--clients", "2", "--seeds", "1", "--out", ROOT / "compared", "--",
                *(word for key in (*few, "split.rounds=1", "pipeline.threads=1") for word in ("--set", key))]

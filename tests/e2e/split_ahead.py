@@ -10,7 +10,7 @@ from split import CODED, Client, Server, begin, of_client, records, report, spli
 from split_hostile import Between, weights_none
 
 # The last stage's file has several pieces of 1 MiB.
-KEYS = {**CODED, "model.width": 64, "split.wait": "60s", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-6}, {layers: 7-13, dials: true}]"}
+KEYS = {**CODED, "model.width": 40, "split.wait": "60s", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-6}, {layers: 7-13, dials: true}]"}
 NAMES = ("a", "b", "c")
 
 

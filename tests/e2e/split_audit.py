@@ -70,11 +70,12 @@ def waves(name, seed, count):
     """CIFAR-10's records: images of a few waves, which are such ones wherever they are cut, and flipped, too."""
     draw, out = random.Random(seed), bytearray()
     for _ in range(count):
-        label = draw.randrange(10)
-        out.append(label)
+        out.append(draw.randrange(10))
         for _ in range(3):
-            parts = [(draw.uniform(0, 40), fy * math.tau / 32, fx * math.tau / 32, draw.uniform(0, math.tau)) for fy in (0, 1) for fx in (-1, 0, 1)]
-            out += bytes(max(0, min(255, round(128 + sum(high * math.cos(fy * y + fx * x + phase) for high, fy, fx, phase in parts)))) for y in range(32) for x in range(32))
+            parts = [(draw.uniform(0, 40), draw.uniform(0, math.tau)) for _ in range(6)]  # how high, and its phase; one value of each for each place along it
+            left, flat, right, down_left, down, down_right = ([high * math.cos(at * math.tau / 32 + phase) for at in range(32)] for high, phase in parts)
+            across = [128 + left[-x] + flat[0] + right[x] for x in range(32)]
+            out += bytes(max(0, min(255, round(across[x] + down_left[y - x] + down[y] + down_right[y + x - 32]))) for y in range(32) for x in range(32))
     (ROOT / f"{name}.bin").write_bytes(out)
 
 

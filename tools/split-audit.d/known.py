@@ -3,6 +3,7 @@
 The model is a folder that transformers opens. `blocks` of its blocks are at the client in front of the first cut, so that an activation at the cut is
 hidden_states[blocks]. The control is the same network with random weights: what is found with it is no knowledge of the weights.
 """
+import contextlib
 import json
 import os
 import pathlib
@@ -35,11 +36,11 @@ class Known:
             self.random = task.from_config(config).float().eval()
             self.classes = int(getattr(config, "num_labels", 0)) if task is transformers.AutoModelForSequenceClassification else 0
             self.numbers = {str(name): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
-            layers = int(config.num_hidden_layers)
+            self.layers = int(config.num_hidden_layers)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             audit.fail(f"{folder}: transformers cannot open it: {str(error).splitlines()[0][:300]}")
-        if not 0 <= blocks <= layers:
-            audit.fail(f"{folder}: --blocks {blocks}, and the model has {layers}")
+        if not 0 <= blocks <= self.layers:
+            audit.fail(f"{folder}: --blocks {blocks}, and the model has {self.layers}")
         rows = 0
         for ids in public:
             if rows >= PUBLIC_ROWS:
@@ -65,10 +66,23 @@ class Known:
                 mask[i, :len(each)] = 1
             yield ids, mask, [len(each) for each in part]
 
+    @contextlib.contextmanager
+    def until_cut(self, model):
+        """Meanwhile the model has no blocks behind the one that follows the cut. That one stays: what the last block has made is normalized. How many it has."""
+        lists = [each for each in model.modules() if isinstance(each, self.torch.nn.ModuleList) and len(each) == self.layers]
+        behind = list(lists[0])[self.blocks + 1:] if len(lists) == 1 else []
+        if behind:
+            del lists[0][self.blocks + 1:]
+        try:
+            yield self.layers - len(behind)
+        finally:
+            if behind:
+                lists[0].extend(behind)
+
     def activations(self, samples, untrained=False):
         """Of each sample its matrix at the cut."""
         out, model = [], self.random if untrained else self.trained
-        with self.torch.no_grad():
+        with self.torch.no_grad(), self.until_cut(model):
             for ids, mask, lengths in self.batches(samples):
                 states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[self.blocks].numpy()
                 out += [states[i, :length].astype(np.float64) for i, length in enumerate(lengths)]
