@@ -131,6 +131,12 @@ static enum aq_status fault_read(struct aq_byte_stream *stream, const struct iov
 /* Copy the next bytes to the bounce buffer, broken as they should be; up to the next byte that is to be lost. */
 static size_t prepare(struct fault_stream *fault, const uint8_t *from, size_t bytes)
 {
+    const bool by_bytes = fault->drop > 0 || fault->flip > 0 || fault->flip_after >= 0 || fault->cut_after >= 0 ||
+                          fault->stall_after >= 0;
+    if (!by_bytes) {
+        memcpy(fault->bounce, from, bytes);
+        return bytes;
+    }
     for (size_t i = 0; i < bytes; i++) {
         const uint64_t place = fault->written + i;
         if (hit(&fault->drop_key, fault->drop, place) || (i > 0 && (double)place == fault->cut_after) ||

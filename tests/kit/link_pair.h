@@ -155,9 +155,12 @@ static inline struct aq_link_event pair_event_of(struct link_pair *pair, int sid
 static inline void pair_fill(uint8_t *body, uint32_t bytes, int side, uint32_t n)
 {
     const struct aq_rng_key key = aq_rng_key(7, AQ_RNG_TEST, (uint64_t)side, n);
-    for (uint32_t i = 0; i < bytes; i += 4) {
-        const uint32_t word = aq_rng_u32(&key, i / 4) & (n % 3 ? 0x03070307 : UINT32_MAX);
-        memcpy(body + i, &word, bytes - i < 4 ? bytes - i : 4);
+    uint32_t block[4];
+    for (uint32_t i = 0; i < bytes; i += sizeof block) {
+        aq_rng_block(&key, i / sizeof block, block);
+        for (uint32_t w = 0; w < 4; w++)
+            block[w] &= n % 3 ? 0x03070307 : UINT32_MAX;
+        memcpy(body + i, block, bytes - i < sizeof block ? bytes - i : sizeof block);
     }
 }
 
