@@ -25,6 +25,13 @@ watched_memory watched_shared;
 namespace
 {
 
+/* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
+bool is_blind()
+{
+    const char *wish = std::getenv("CUDA_HOST_WATCH");
+    return wish && std::strcmp(wish, "0") == 0;
+}
+
 constexpr uint32_t FORBIDDEN = ~(uint32_t)0, SEGMENTS_MAX = FORBIDDEN - (1u << 24);
 constexpr size_t THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / 32;
 
@@ -126,7 +133,7 @@ void shared_access(const void *code, uintptr_t at, size_t bytes, bool write, boo
 constexpr size_t PAGE = 4096;
 constexpr uint8_t MIXED = 0xff;
 uintptr_t device_from;
-size_t device_bytes;
+size_t device_bytes, watched_bytes; /* the second: none where nothing is looked at */
 uint8_t *page_states, *byte_states;
 
 uint8_t state_of(size_t offset)
@@ -210,19 +217,12 @@ template <size_t N> inline bool all_readable(size_t offset)
     return differ == 0;
 }
 
-/* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
-const bool blind = [] {
-    const char *wish = std::getenv("CUDA_HOST_WATCH");
-    return wish && std::strcmp(wish, "0") == 0;
-}();
-
 inline void access(const void *code, const void *address, size_t bytes, bool write, bool atomic = false)
 {
-    if (blind) return;
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     if (at - watched_shared.from < watched_shared.bytes) return shared_access(code, at, bytes, write, atomic);
     const size_t offset = at - device_from;
-    if (offset >= device_bytes) return;
+    if (offset >= watched_bytes) return;
     if (page_states[offset / PAGE] == CUDA_HOST_READABLE && offset % PAGE + bytes <= PAGE) return;
     device_access(code, offset, bytes, write, atomic);
 }
@@ -231,7 +231,6 @@ template <size_t N> __attribute__((noinline)) void access_watched(const void *co
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     const size_t shared = at - watched_shared.from, device = at - device_from;
-    if (blind) return;
     if (shared >= watched_shared.bytes ? all_readable<N>(device) : value_is_in_order<N>(shared, write)) return;
     access(code, address, N, write);
 }
@@ -240,7 +239,7 @@ template <size_t N>
 __attribute__((always_inline)) inline void access(const void *code, const void *address, bool write)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
-    if (at - watched_shared.from < watched_shared.bytes || at - device_from < device_bytes)
+    if (at - watched_shared.from < watched_shared.bytes || at - device_from < watched_bytes)
         access_watched<N>(code, address, write); /* mostly not: a thread's own */
 }
 
@@ -248,7 +247,7 @@ __attribute__((always_inline)) inline void access(const void *code, const void *
 
 void watch_shared(void *memory, size_t bytes)
 {
-    watched_shared = {reinterpret_cast<uintptr_t>(memory), bytes};
+    watched_shared = {reinterpret_cast<uintptr_t>(memory), is_blind() ? 0 : bytes};
     only.cells.assign(bytes / 4, {{FORBIDDEN, FORBIDDEN, FORBIDDEN, FORBIDDEN}, {0, 0, 0, 0}});
 }
 
@@ -344,6 +343,7 @@ bool cuda_host_device_memory(const void *region, size_t bytes)
     page_states = byte_states + bytes;
     device_from = reinterpret_cast<uintptr_t>(region);
     device_bytes = bytes;
+    watched_bytes = is_blind() ? 0 : bytes;
     return true;
 }
 
