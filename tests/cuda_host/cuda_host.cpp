@@ -325,7 +325,7 @@ void stacks_make()
     e.fibers.resize(THREADS_MAX);
     e.lanes.resize(THREADS_MAX);
     for (size_t i = 0; i < THREADS_MAX; i++) {
-        e.fibers[i].own.bottom = e.stacks + i * STACK_APART;
+        e.fibers[i].own.bottom = e.stacks + (i + 1) * STACK_APART - STACK_BYTES; /* the room is below it */
         e.fibers[i].own.bytes = STACK_BYTES;
         std::memcpy(e.fibers[i].own.bottom, &STACK_END, sizeof STACK_END);
     }
