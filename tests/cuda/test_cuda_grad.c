@@ -39,13 +39,19 @@ static void drop(int level, const char *line, void *context)
     (void)context;
 }
 
+/* The same values each time, drawn once, from another one on. */
 static void fill_gradients(uint64_t number)
 {
-    const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 5, number);
-    for (size_t i = 0; i < PARAMETERS; i++) {
+    static float drawn[PARAMETERS];
+    static bool done;
+    const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 5, 1);
+    for (size_t i = 0; !done && i < PARAMETERS; i++) {
         const float value = aq_rng_normal(&key, i);
-        cpu.x[i] = i % 61 == 0 ? 0.0f : value * value * value * 1e-3f;
+        drawn[i] = value * value * value * 1e-3f;
     }
+    done = true;
+    for (size_t i = 0; i < PARAMETERS; i++)
+        cpu.x[i] = i % 61 == 0 ? 0.0f : drawn[(i + 9973 * number) % PARAMETERS];
     memcpy(gpu.x, cpu.x, sizeof gpu.x);
 }
 

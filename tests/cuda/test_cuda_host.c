@@ -178,6 +178,7 @@ static void test_mistakes_are_found_and_named(void **state)
 #endif
     expect_mistake(6, 64, "has returned");
     expect_mistake(7, 64, "lane");
+    expect_mistake(8, 64, "ran over its stack");
     expect_mistake(0, 0, "1 to 1024");
     expect_mistake(0, 1025, "1 to 1024");
     expect_mistake(3, 48, "mask");

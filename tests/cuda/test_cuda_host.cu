@@ -90,6 +90,15 @@ extern "C" enum aq_status cuda_host_forgets_barrier(float *out)
     return AQ_LAUNCH(forgets_barrier, 1, 64, 0, nullptr, out);
 }
 
+/* A little more than a thread's stack. */
+static __device__ __attribute__((noinline)) float deep(int last)
+{
+    volatile char room[64 << 10];
+    for (int i = 0; i <= last; i++)
+        room[i] = (char)i;
+    return (float)room[last];
+}
+
 /* What each kind of mistake looks like; 0 is none. */
 static __global__ void mistake(int kind, float *out)
 {
@@ -117,6 +126,8 @@ static __global__ void mistake(int kind, float *out)
             value = __shfl_xor_sync(all, 1.0f, 1);
         else
             value = __shfl_xor_sync(all, 2.0f, 1);
+    } else if (kind == 8) {
+        if (t == 9) value = deep((64 << 10) - 1);
     }
     __syncthreads();
     out[t] = value;

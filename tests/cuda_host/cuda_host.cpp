@@ -48,7 +48,9 @@ constexpr size_t SHARED_BYTES = STATICS_FROM + STATICS_BYTES + GUARD; /* guard, 
 [[maybe_unused]] constexpr uint8_t GUARD_BYTE = 0xa5;
 constexpr uint64_t STACK_END = 0x7374616b656e6421u; /* at the far end of each stack */
 
-enum class state { ready, at_warp, at_block, done };
+constexpr size_t WARPS_MAX = THREADS_MAX / 32;
+
+enum class state : uint8_t { ready, at_warp, at_block, done };
 
 struct copy {
     void *to;
@@ -56,16 +58,24 @@ struct copy {
     size_t bytes;
 };
 
-struct fiber {
+/* What a switch needs of it is in one line of the cache. */
+struct alignas(64) fiber {
     turn own;
-    state now;
-    bool begun, checked; /* its stack is in use, or was; the launcher started it in this block */
+    bool begun; /* its stack is in use, or was */
     uint3 thread;
-    site at; /* where it waits */
+    const site *at; /* where it waits, or waited last; NULL: nowhere yet */
     uint32_t mask;
     resolve_lanes resolve;
-    int value;                /* what it brought to the block's meeting, then what came of it */
     std::vector<copy> copies; /* asynchronous, not waited for yet */
+};
+
+/* The lanes of a warp that wait for each other. */
+struct meeting {
+    uint32_t there, gone; /* who waits; who has returned, or is not in the block */
+    bool alike;           /* all who wait do so at this place, with this mask: */
+    const site *at;
+    uint32_t mask;
+    resolve_lanes resolve;
 };
 
 /* An array of shared memory of fixed size. */
@@ -87,15 +97,23 @@ struct emulator {
     std::vector<fiber> fibers; /* of the block; THREADS_MAX stacks are made once */
     std::vector<lane> lanes;
     std::vector<uint32_t> order;
+    state now[THREADS_MAX];
+    uint16_t place[THREADS_MAX];     /* of a thread in the order */
+    uint64_t ready[THREADS_MAX / 64]; /* a bit for each place: its thread's state is `ready` */
+    meeting warps[WARPS_MAX];
     uint8_t *stacks = nullptr;
     turn launcher = {};
     fiber *current = nullptr;
+    uint32_t index = 0; /* of the current fiber */
     size_t threads = 0, at_block = 0, done = 0;
     size_t from = 0, turns = 0; /* a round begins at order[from]; so many of its turns are over */
-    int block_sum = 0;
+    int block_sum = 0, block_result = 0; /* what was brought to the block's meeting; what came of the last */
+    const site *block_at = nullptr;
+    bool block_alike = true; /* all who wait for the block do so at block_at */
     const std::function<void()> *body = nullptr;
     const char *kernel = "";
     bool failed = false, progress = false;
+    bool copies = false; /* a thread of the block has some that are asynchronous */
     uint8_t *shared = nullptr; /* SHARED_BYTES */
     size_t shared_bytes = 0, statics_used = 0;
     std::vector<fixed> statics; /* of this launch */
@@ -131,15 +149,51 @@ uint32_t index_of(const fiber &f)
     return (uint32_t)(&f - self().fibers.data());
 }
 
+void set_ready(uint32_t index)
+{
+    emulator &e = self();
+    e.now[index] = state::ready;
+    e.ready[e.place[index] / 64] |= (uint64_t)1 << e.place[index] % 64;
+}
+
+/* It waits, or has returned. */
+void set_away(uint32_t index, state now)
+{
+    emulator &e = self();
+    e.now[index] = now;
+    e.ready[e.place[index] / 64] &= ~((uint64_t)1 << e.place[index] % 64);
+}
+
+void set_all_ready()
+{
+    emulator &e = self();
+    std::memset(e.now, (int)state::ready, e.threads * sizeof e.now[0]);
+    std::memset(e.ready, 0xff, e.threads / 64 * sizeof e.ready[0]);
+    if (e.threads % 64) e.ready[e.threads / 64] = ((uint64_t)1 << e.threads % 64) - 1;
+}
+
+/* The first place from `from` on whose thread is ready, or `to`. */
+size_t ready_place(size_t from, size_t to)
+{
+    emulator &e = self();
+    while (from < to) {
+        const uint64_t places = e.ready[from / 64] >> from % 64;
+        if (places) return std::min(to, from + (size_t)__builtin_ctzll(places));
+        from = (from / 64 + 1) * 64;
+    }
+    return to;
+}
+
 /* Who has the next turn of this round; NULL: the round is over. */
 fiber *next_in_round()
 {
     emulator &e = self();
     while (e.turns < e.threads) {
-        const size_t i = e.from + e.turns;
-        fiber &f = e.fibers[e.order[i < e.threads ? i : i - e.threads]];
-        if (f.now == state::ready) return &f;
-        e.turns++;
+        const bool again = e.from + e.turns >= e.threads; /* from the beginning of the order */
+        const size_t i = e.from + e.turns - (again ? e.threads : 0), end = again ? e.from : e.threads;
+        const size_t found = ready_place(i, end);
+        e.turns += found - i;
+        if (found < end) return &e.fibers[e.order[found]];
     }
     return nullptr;
 }
@@ -151,8 +205,9 @@ void take_turn(fiber *f)
     e.turns++;
     e.progress = true;
     e.current = f;
+    e.index = index_of(*f);
     here.thread = f->thread;
-    watch_thread(index_of(*f));
+    watch_thread(e.index);
 }
 
 /* Waits until somebody makes this thread ready again. A failed launch never continues. The next thread of the round
@@ -179,7 +234,8 @@ void wait()
     for (;;) {
         (*e.body)();
         fiber *done = e.current, *next = nullptr;
-        done->now = state::done;
+        set_away(e.index, state::done);
+        e.warps[e.index / 32].gone |= 1u << e.index % 32;
         e.done++;
         if (!e.failed) next = next_in_round();
         if (next && next->begun) take_turn(next);
@@ -188,7 +244,6 @@ void wait()
             __builtin_trap();
         }
         std::swap(done->own, next->own); /* the stack is the next one's */
-        std::swap(done->checked, next->checked);
         next->begun = true;
         take_turn(next);
     }
@@ -237,7 +292,7 @@ void describe_stuck()
     const fiber *waiting = nullptr, *done = nullptr;
     for (size_t i = 0; i < e.threads; i++) {
         const fiber &f = e.fibers[i];
-        if (f.now == state::done)
+        if (e.now[i] == state::done)
             done = &f;
         else if (!waiting)
             waiting = &f;
@@ -246,14 +301,14 @@ void describe_stuck()
     if (done) std::snprintf(returned, sizeof returned, "; thread %u has returned", index_of(*done));
     for (size_t i = 0; i < e.threads; i++) {
         const fiber &f = e.fibers[i];
-        if (f.now == state::done || same(f.at, waiting->at)) continue;
+        if (e.now[i] == state::done || same(*f.at, *waiting->at)) continue;
         fail("thread %u waits in %s at %s:%d and thread %u in %s at %s:%d, so that neither ends%s", index_of(*waiting),
-             waiting->at.what, file_of(waiting->at), waiting->at.line, index_of(f), f.at.what, file_of(f.at), f.at.line,
-             returned);
+             waiting->at->what, file_of(*waiting->at), waiting->at->line, index_of(f), f.at->what, file_of(*f.at),
+             f.at->line, returned);
         return;
     }
-    fail("thread %u waits in %s at %s:%d for one that never comes%s", index_of(*waiting), waiting->at.what,
-         file_of(waiting->at), waiting->at.line, returned);
+    fail("thread %u waits in %s at %s:%d for one that never comes%s", index_of(*waiting), waiting->at->what,
+         file_of(*waiting->at), waiting->at->line, returned);
 }
 
 void stacks_make()
@@ -270,8 +325,9 @@ void stacks_make()
     e.fibers.resize(THREADS_MAX);
     e.lanes.resize(THREADS_MAX);
     for (size_t i = 0; i < THREADS_MAX; i++) {
-        e.fibers[i].own.bottom = e.stacks + i * STACK_APART;
+        e.fibers[i].own.bottom = e.stacks + (i + 1) * STACK_APART - STACK_BYTES; /* the room is below it */
         e.fibers[i].own.bytes = STACK_BYTES;
+        std::memcpy(e.fibers[i].own.bottom, &STACK_END, sizeof STACK_END);
     }
 }
 
@@ -344,11 +400,12 @@ void guards_check()
 #endif
 }
 
-void block_start(dim3 block)
+void block_start()
 {
     emulator &e = self();
     e.at_block = e.done = 0;
     e.block_sum = 0;
+    e.block_alike = true;
     watch_block(e.threads);
     guards_write();
     poison(e.shared + GUARD, e.shared_bytes);
@@ -357,12 +414,16 @@ void block_start(dim3 block)
     shuffle_order(e.order, e.threads);
     for (size_t i = 0; i < e.threads; i++) {
         fiber &f = e.fibers[i];
-        f.now = state::ready;
-        f.begun = f.checked = false;
-        f.copies.clear();
-        f.at = {};
-        f.thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / block.x / block.y};
+        e.place[e.order[i]] = (uint16_t)i;
+        f.begun = false;
+        f.at = nullptr;
     }
+    for (size_t i = 0; e.copies && i < e.threads; i++)
+        e.fibers[i].copies.clear();
+    e.copies = false;
+    set_all_ready();
+    for (size_t i = 0; 32 * i < e.threads; i++)
+        e.warps[i] = {0, e.threads - 32 * i < 32 ? ~(uint32_t)0 << (e.threads - 32 * i) : 0, true, nullptr, 0, nullptr};
 }
 
 void block_end()
@@ -375,25 +436,32 @@ void block_end()
     if (bytes > STATIC_MAX) fail("%zu bytes of static shared memory: at most %zu", bytes, STATIC_MAX);
     if (bytes + e.shared_bytes > SHARED_MAX)
         fail("%zu bytes of shared memory: at most %zu", bytes + e.shared_bytes, SHARED_MAX);
+}
+
+/* After all blocks of a launch: each look at the far end of a stack costs a page of its own. */
+void stacks_check()
+{
+    emulator &e = self();
     for (size_t i = 0; i < e.threads; i++) {
-        if (!e.fibers[i].checked) continue;
         uint64_t end;
-        std::memcpy(&end, e.fibers[i].own.bottom, sizeof end);
-        if (end != STACK_END) fail("thread %zu ran over its stack of %zu bytes", i, STACK_BYTES);
+        uint8_t *bottom = e.fibers[i].own.bottom;
+        std::memcpy(&end, bottom, sizeof end);
+        if (end == STACK_END) continue;
+        fail("thread %zu, here or in an earlier block, ran over its stack of %zu bytes", i, STACK_BYTES);
+        std::memcpy(bottom, &STACK_END, sizeof STACK_END);
     }
 }
 
 void stack_start(fiber *f)
 {
-    std::memcpy(f->own.bottom, &STACK_END, sizeof STACK_END);
     turn_start(&f->own, entry);
-    f->begun = f->checked = true;
+    f->begun = true;
 }
 
-void block_run(dim3 block)
+void block_run()
 {
     emulator &e = self();
-    block_start(block);
+    block_start();
     while (e.done < e.threads && !e.failed) {
         e.from = e.seed ? draw() % e.threads : 0; /* each round begins elsewhere */
         e.turns = 0;
@@ -425,69 +493,114 @@ bool grid_check(dim3 grid, dim3 block, size_t shared)
 
 lane &mine()
 {
-    return self().lanes[index_of(*self().current)];
+    return self().lanes[self().index];
+}
+
+uint64_t exchange(const site &at, uint32_t mask, resolve_lanes resolve, uint64_t in, int source)
+{
+    lane &own = mine();
+    own.in[0] = in;
+    own.source = source;
+    meet_warp(at, mask, resolve);
+    return own.out[0];
+}
+
+/* Ends the launch: the mask names a lane that does not come. */
+static void fail_of_lane(const site &at, uint32_t mask, uint32_t thread)
+{
+    fail("%s at %s:%d: mask %08x names lane %u, which %s", at.what, file_of(at), at.line, mask, thread % 32,
+         thread < self().threads ? "has returned" : "the block does not have");
+}
+
+/* Of lanes that do not all wait at one place: are all of this one's mask there? No, too, if the launch ends. */
+static bool are_there(const site &at, uint32_t mask, resolve_lanes resolve)
+{
+    emulator &e = self();
+    const uint32_t own = e.index % 32, first = e.index - own;
+    const meeting &m = e.warps[e.index / 32];
+    for (uint32_t i = 0; i < 32; i++) {
+        if (!(mask >> i & 1)) continue;
+        if (m.gone >> i & 1) {
+            fail_of_lane(at, mask, first + i);
+            return false;
+        }
+        if (!(m.there >> i & 1)) return false;
+        const fiber &other = e.fibers[first + i];
+        if (other.mask != mask && !(other.mask >> own & 1)) return false; /* it meets others first */
+        if (!same(*other.at, at) || other.mask != mask || other.resolve != resolve) {
+            fail("lane %u is in %s at %s:%d with mask %08x, lane %u in %s at %s:%d with mask %08x", own, at.what,
+                 file_of(at), at.line, mask, i, other.at->what, file_of(*other.at), other.at->line, other.mask);
+            return false;
+        }
+    }
+    return true;
 }
 
 void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve)
 {
     emulator &e = self();
     fiber &f = *e.current;
-    const uint32_t index = index_of(f), first = index / 32 * 32;
-    f.at = at;
+    const uint32_t index = e.index, own = 1u << index % 32;
+    meeting &m = e.warps[index / 32];
+    f.at = &at;
     f.mask = mask;
     f.resolve = resolve;
-    f.now = state::at_warp;
-    if (!(mask >> (index % 32) & 1))
-        fail("%s at %s:%d: lane %u is not in its own mask %08x", at.what, file_of(at), at.line, index % 32, mask);
-    for (uint32_t i = 0; i < 32 && !e.failed; i++) {
-        if (!(mask >> i & 1)) continue;
-        const bool there = first + i < e.threads;
-        if (!there || e.fibers[first + i].now == state::done) {
-            fail("%s at %s:%d: mask %08x names lane %u, which %s", at.what, file_of(at), at.line, mask, i,
-                 there ? "has returned" : "the block does not have");
-            break;
-        }
-        const fiber &other = e.fibers[first + i];
-        if (other.now != state::at_warp) return wait();
-        if (other.mask != mask && !(other.mask >> (index % 32) & 1)) return wait(); /* it meets others first */
-        if (!same(other.at, at) || other.mask != mask || other.resolve != resolve) {
-            fail("lane %u is in %s at %s:%d with mask %08x, lane %u in %s at %s:%d with mask %08x", index % 32, at.what,
-                 file_of(at), at.line, mask, i, other.at.what, file_of(other.at), other.at.line, other.mask);
-            break;
-        }
+    set_away(index, state::at_warp);
+    if (m.there == 0) {
+        m.at = &at;
+        m.mask = mask;
+        m.resolve = resolve;
+        m.alike = true;
+    } else if (m.at != &at || m.mask != mask || m.resolve != resolve) {
+        m.alike = false;
     }
-    if (e.failed) return wait();
-    if (resolve == resolve_nothing) watch_warp_met(first / 32, mask);
-    resolve(&e.lanes[first], mask);
-    for (uint32_t i = 0; i < 32; i++)
-        if (mask >> i & 1) e.fibers[first + i].now = state::ready;
+    m.there |= own;
+    if (!(mask & own)) {
+        fail("%s at %s:%d: lane %u is not in its own mask %08x", at.what, file_of(at), at.line, index % 32, mask);
+        return wait();
+    }
+    const uint32_t missing = mask & ~m.there;
+    if (m.alike && missing) {
+        const uint32_t next = (uint32_t)__builtin_ctz(missing);
+        if (m.gone >> next & 1) fail_of_lane(at, mask, index / 32 * 32 + next);
+        return wait();
+    }
+    if (!m.alike && !are_there(at, mask, resolve)) return wait();
+    if (resolve == resolve_nothing) watch_warp_met(index / 32, mask);
+    resolve(&e.lanes[index / 32 * 32], mask);
+    m.there &= ~mask;
+    for (uint32_t lanes = mask; lanes; lanes &= lanes - 1)
+        set_ready(index / 32 * 32 + (uint32_t)__builtin_ctz(lanes));
 }
 
 int meet_block(const site &at, int value)
 {
     emulator &e = self();
-    fiber &f = *e.current;
-    f.at = at;
-    f.now = state::at_block;
+    e.current->at = &at;
+    set_away(e.index, state::at_block);
     e.block_sum += value;
+    if (e.at_block == 0)
+        e.block_at = &at;
+    else if (e.block_at != &at)
+        e.block_alike = false;
     if (++e.at_block < e.threads) {
         wait();
-        return f.value;
+        return e.block_result;
     }
-    for (size_t i = 0; i < e.threads; i++) {
-        fiber &other = e.fibers[i];
-        if (!same(other.at, at)) {
-            fail("divergent barrier: thread %u is in %s at %s:%d, thread %zu in %s at %s:%d", index_of(f), at.what,
-                 file_of(at), at.line, i, other.at.what, file_of(other.at), other.at.line);
-            wait();
-        }
-        other.value = e.block_sum;
-        other.now = state::ready;
+    for (size_t i = 0; !e.block_alike && i < e.threads; i++) {
+        const site &other = *e.fibers[i].at;
+        if (same(other, at)) continue;
+        fail("divergent barrier: thread %u is in %s at %s:%d, thread %zu in %s at %s:%d", e.index, at.what,
+             file_of(at), at.line, i, other.what, file_of(other), other.line);
+        wait();
     }
+    set_all_ready();
     watch_block_met();
+    e.block_result = e.block_sum; /* nobody meets again before all have read it */
     e.at_block = 0;
     e.block_sum = 0;
-    return f.value;
+    e.block_alike = true;
+    return e.block_result;
 }
 
 void *shared_dynamic(size_t align)
@@ -566,9 +679,9 @@ void watch_failed(const void *code, const char *text)
         std::fprintf(stderr, "cuda_host: %s, code of the host: %s\n", line_of(code).c_str(), text);
         std::abort();
     }
-    const site &met = e.current->at;
+    const site *met = e.current->at;
     char since[128] = "";
-    if (met.file) std::snprintf(since, sizeof since, ", after %s at %s:%d", met.what, file_of(met), met.line);
+    if (met) std::snprintf(since, sizeof since, ", after %s at %s:%d", met->what, file_of(*met), met->line);
     fail("%s: %s%s", line_of(code).c_str(), text, since);
     for (;;)
         wait();
@@ -585,6 +698,7 @@ void copy_later(void *to, const void *from, size_t bytes)
     if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
         complain({"an asynchronous copy", "cuda_mma.cuh", 0}, "not aligned to its size");
     self().current->copies.push_back({to, from, bytes});
+    self().copies = true;
 }
 
 void copies_wait()
@@ -655,6 +769,8 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
     e.launches++;
     if (!grid_check(grid, block, shared)) return cudaErrorInvalidConfiguration;
     e.threads = (size_t)block.x * block.y * block.z;
+    for (unsigned i = 0; i < e.threads; i++)
+        e.fibers[i].thread = {i % block.x, i / block.x % block.y, i / block.x / block.y};
     shared_start(shared);
     here.block_size = block;
     here.grid_size = grid;
@@ -664,8 +780,9 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
         const uint64_t at = order[i];
         here.block = {(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y)};
         e.blocks++;
-        block_run(block);
+        block_run();
     }
+    if (!e.failed) stacks_check();
     slow_down(kernel);
     return e.failed ? cudaErrorLaunchFailure : cudaSuccess;
 }

@@ -64,7 +64,12 @@ struct place {
     uint3 thread, block;
     dim3 block_size, grid_size;
 };
+/* A kernel's thread never sees it change, and the compiler tells the watcher of no read of a constant. */
+#ifdef AQ_CUDA_HOST
+extern const place here;
+#else
 extern place here;
+#endif
 
 /* The line of the kernel at which a thread waits. */
 struct site {
@@ -72,17 +77,18 @@ struct site {
     int line;
 };
 
-/* What a lane brings to a warp function, and what it takes away. */
-struct lane {
-    uint64_t in[8], out[8];
+/* What a lane brings to a warp function, and what it takes away; a shuffle's is in one line of the cache. */
+struct alignas(64) lane {
     int source;
+    uint64_t out[4], in[5];
 };
 
 /* Gives every lane of `mask` its `out`; run by the last one to arrive. */
 using resolve_lanes = void (*)(lane *lanes, uint32_t mask);
 
 lane &mine();
-void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve);
+void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve); /* `at` stays */
+uint64_t exchange(const site &at, uint32_t mask, resolve_lanes resolve, uint64_t in, int source = 0); /* out[0] */
 int meet_block(const site &at, int value); /* how many of the block brought a value other than 0 */
 void *shared_dynamic(size_t align);
 void *shared_static(const void *key, const char *name, size_t bytes, size_t align); /* one place for each key */
@@ -129,10 +135,7 @@ template <class T> inline T value_of(uint64_t word)
 
 template <class T> inline T shuffle(const site &at, uint32_t mask, T value, int source)
 {
-    mine().in[0] = word_of(value);
-    mine().source = source;
-    meet_warp(at, mask, resolve_shuffle);
-    return value_of<T>(mine().out[0]);
+    return value_of<T>(exchange(at, mask, resolve_shuffle, word_of(value), source));
 }
 
 template <class T> inline T shuffle_to(const site &at, uint32_t mask, T value, int source, int width = 32)
@@ -161,16 +164,12 @@ template <class T> inline T shuffle_xor(const site &at, uint32_t mask, T value, 
 
 inline unsigned ballot(const site &at, uint32_t mask, int predicate)
 {
-    mine().in[0] = predicate != 0;
-    meet_warp(at, mask, resolve_ballot);
-    return (unsigned)mine().out[0];
+    return (unsigned)exchange(at, mask, resolve_ballot, predicate != 0);
 }
 
 template <class T> inline unsigned match_any(const site &at, uint32_t mask, T value)
 {
-    mine().in[0] = word_of(value);
-    meet_warp(at, mask, resolve_match);
-    return (unsigned)mine().out[0];
+    return (unsigned)exchange(at, mask, resolve_match, word_of(value));
 }
 
 template <class T, class Join> inline void resolve_reduce(lane *lanes, uint32_t mask)
@@ -190,13 +189,11 @@ template <class T, class Join> inline void resolve_reduce(lane *lanes, uint32_t 
 template <class Join, class T> inline T reduce(const site &at, uint32_t mask, T value)
 {
     static_assert(sizeof(T) == 4, "__reduce_*_sync takes int and unsigned");
-    mine().in[0] = word_of(value);
-    meet_warp(at, mask, resolve_reduce<T, Join>);
-    return value_of<T>(mine().out[0]);
+    return value_of<T>(exchange(at, mask, resolve_reduce<T, Join>, word_of(value)));
 }
 
 struct sync_warp {
-    site at;
+    const site &at;
     void operator()(uint32_t mask = 0xffffffffu) const
     {
         meet_warp(at, mask, resolve_nothing);
@@ -235,7 +232,11 @@ inline cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim
 #define blockDim  (cuda_host::here.block_size)
 #define gridDim   (cuda_host::here.grid_size)
 
-#define CUDA_HOST_AT(what)                 (cuda_host::site{what, __FILE__, __LINE__})
+#define CUDA_HOST_AT(what)                                                                                             \
+    ([]() -> const cuda_host::site & {                                                                                 \
+        static constexpr cuda_host::site at{what, __FILE__, __LINE__};                                                 \
+        return at;                                                                                                     \
+    }())
 #define __syncthreads()                    ((void)cuda_host::meet_block(CUDA_HOST_AT("__syncthreads"), 0))
 #define __syncthreads_count(p)             cuda_host::meet_block(CUDA_HOST_AT("__syncthreads_count"), (p) != 0)
 #define __syncthreads_or(p)                (cuda_host::meet_block(CUDA_HOST_AT("__syncthreads_or"), (p) != 0) != 0)

@@ -25,6 +25,13 @@ watched_memory watched_shared;
 namespace
 {
 
+/* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
+bool is_blind()
+{
+    const char *wish = std::getenv("CUDA_HOST_WATCH");
+    return wish && std::strcmp(wish, "0") == 0;
+}
+
 constexpr uint32_t FORBIDDEN = ~(uint32_t)0, SEGMENTS_MAX = FORBIDDEN - (1u << 24);
 constexpr size_t THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / 32;
 
@@ -38,16 +45,22 @@ struct segment {
 struct warp {
     uint32_t time, all; /* all: for all lanes of one another */
     bool parted;        /* some met without the others: known counts */
-    uint32_t known[32][32];
+};
+using warp_known = uint32_t[32][32];
+
+/* What is known of four bytes: the segment of each one's last write, and of its last read. */
+struct alignas(32) cell {
+    uint32_t writes[4], reads[4];
 };
 
 struct watcher {
-    std::vector<uint32_t> writes, reads; /* of each byte: a segment */
+    std::vector<cell> cells;       /* of shared memory */
     std::vector<segment> segments;       /* of this block, from `first` on */
     uint32_t first = 1, epoch = 1, thread = 0, threads = 0;
     uint32_t since = 1;            /* the first segment since all threads met: older ones are in order */
     uint32_t mine[THREADS_MAX][2]; /* the running segments, of plain and of atomic accesses; 0: none yet */
     warp warps[WARPS_MAX];
+    warp_known known[WARPS_MAX];
 };
 
 watcher only;
@@ -72,7 +85,8 @@ bool ordered(uint32_t other, uint32_t own)
     if (then.atomic && now.atomic) return true;
     if (then.thread / 32 != now.thread / 32) return false;
     const warp &both = w.warps[then.thread / 32];
-    return then.time < both.all || (both.parted && then.time < both.known[now.thread % 32][then.thread % 32]);
+    const warp_known &known = w.known[then.thread / 32];
+    return then.time < both.all || (both.parted && then.time < known[now.thread % 32][then.thread % 32]);
 }
 
 [[noreturn]] void tell(const void *code, uintptr_t at, const char *does, uint32_t other, const char *did)
@@ -95,22 +109,23 @@ void shared_access(const void *code, uintptr_t at, size_t bytes, bool write, boo
     watcher &w = only;
     const size_t offset = at - watched_shared.from;
     const uint32_t own = segment_of_thread(atomic);
-    uint32_t *writes = &w.writes[offset], *reads = &w.reads[offset];
     uint32_t seen_write = own, seen_read = own;
     for (size_t i = 0; i < bytes; i++) {
-        if (writes[i] != seen_write) {
-            seen_write = writes[i];
+        cell &four = w.cells[(offset + i) / 4];
+        uint32_t &wrote = four.writes[(offset + i) % 4], &read = four.reads[(offset + i) % 4];
+        if (wrote != seen_write) {
+            seen_write = wrote;
             const bool known = seen_write >= w.first && seen_write != FORBIDDEN;
             if (known ? !ordered(seen_write, own) : !write || atomic || seen_write == FORBIDDEN)
                 tell(code, at + i, write ? "writes" : "reads", seen_write, "wrote");
         }
         if (!write) {
-            reads[i] = own;
+            read = own;
             continue;
         }
-        if (reads[i] != seen_read && (seen_read = reads[i]) >= w.first && !ordered(seen_read, own))
+        if (read != seen_read && (seen_read = read) >= w.first && !ordered(seen_read, own))
             tell(code, at + i, "writes", seen_read, "read");
-        writes[i] = own;
+        wrote = own;
     }
 }
 
@@ -118,7 +133,7 @@ void shared_access(const void *code, uintptr_t at, size_t bytes, bool write, boo
 constexpr size_t PAGE = 4096;
 constexpr uint8_t MIXED = 0xff;
 uintptr_t device_from;
-size_t device_bytes;
+size_t device_bytes, watched_bytes; /* the second: none where nothing is looked at */
 uint8_t *page_states, *byte_states;
 
 uint8_t state_of(size_t offset)
@@ -158,30 +173,35 @@ void device_access(const void *code, size_t offset, size_t bytes, bool write, bo
     if (write) mark(offset, bytes, CUDA_HOST_READABLE);
 }
 
-/* The segment that all N cells name, or FORBIDDEN. */
-template <size_t N> inline uint32_t cell_of(const uint32_t *cells)
+using of_bytes = uint32_t (cell::*)[4]; /* &cell::writes or &cell::reads */
+
+/* Of N bytes from byte `begin` of a cell on: the segment that all of them name, or FORBIDDEN. */
+template <size_t N> inline uint32_t segment_of(const cell *four, size_t begin, of_bytes kind)
 {
+    const uint32_t first = (four->*kind)[begin];
     uint32_t differ = 0;
     for (size_t i = 1; i < N; i++)
-        differ |= cells[i] ^ cells[0];
-    return differ ? FORBIDDEN : cells[0];
+        differ |= (four[i / 4].*kind)[(begin + i) % 4] ^ first;
+    return differ ? FORBIDDEN : first;
 }
 
-/* Most accesses are of a value that one thread wrote: itself, or any before all threads met. Is this one? */
+/* Most accesses are of an aligned value that one thread wrote: itself, or any before all threads met. Is this one? */
 template <size_t N> inline bool value_is_in_order(size_t offset, bool write)
 {
     watcher &w = only;
     const uint32_t own = w.mine[w.thread][0];
-    uint32_t *writes = w.writes.data() + offset, *reads = w.reads.data() + offset;
-    const uint32_t wrote = cell_of<N>(writes);
-    if (own == 0 || (wrote != own && (wrote >= w.since || (!write && wrote < w.first)))) return false;
+    const size_t begin = N < 4 ? offset % 4 : 0;
+    if (own == 0 || (N < 4 ? begin + N > 4 : offset % 4 != 0)) return false;
+    cell *four = &w.cells[offset / 4];
+    const uint32_t wrote = segment_of<N>(four, begin, &cell::writes);
+    if (wrote != own && (wrote >= w.since || (!write && wrote < w.first))) return false;
     if (write) {
-        const uint32_t read = cell_of<N>(reads);
+        const uint32_t read = segment_of<N>(four, begin, &cell::reads);
         if (read != own && read >= w.since) return false;
     }
-    uint32_t *cells = write ? writes : reads;
+    const of_bytes kind = write ? &cell::writes : &cell::reads;
     for (size_t i = 0; i < N; i++)
-        cells[i] = own;
+        (four[i / 4].*kind)[(begin + i) % 4] = own;
     return true;
 }
 
@@ -197,46 +217,45 @@ template <size_t N> inline bool all_readable(size_t offset)
     return differ == 0;
 }
 
-/* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
-const bool blind = [] {
-    const char *wish = std::getenv("CUDA_HOST_WATCH");
-    return wish && std::strcmp(wish, "0") == 0;
-}();
-
 inline void access(const void *code, const void *address, size_t bytes, bool write, bool atomic = false)
 {
-    if (blind) return;
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     if (at - watched_shared.from < watched_shared.bytes) return shared_access(code, at, bytes, write, atomic);
     const size_t offset = at - device_from;
-    if (offset >= device_bytes) return;
+    if (offset >= watched_bytes) return;
     if (page_states[offset / PAGE] == CUDA_HOST_READABLE && offset % PAGE + bytes <= PAGE) return;
     device_access(code, offset, bytes, write, atomic);
 }
 
-template <size_t N> inline void access(const void *code, const void *address, bool write)
+template <size_t N> __attribute__((noinline)) void access_watched(const void *code, const void *address, bool write)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     const size_t shared = at - watched_shared.from, device = at - device_from;
-    if (shared >= watched_shared.bytes && device >= device_bytes) return; /* mostly: a thread's own */
-    if (blind) return;
     if (shared >= watched_shared.bytes ? all_readable<N>(device) : value_is_in_order<N>(shared, write)) return;
     access(code, address, N, write);
+}
+
+template <size_t N>
+__attribute__((always_inline)) inline void access(const void *code, const void *address, bool write)
+{
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    if (at - watched_shared.from < watched_shared.bytes || at - device_from < watched_bytes)
+        access_watched<N>(code, address, write); /* mostly not: a thread's own */
 }
 
 } // namespace
 
 void watch_shared(void *memory, size_t bytes)
 {
-    watched_shared = {reinterpret_cast<uintptr_t>(memory), bytes};
-    only.writes.assign(bytes, FORBIDDEN);
-    only.reads.assign(bytes, 0);
+    watched_shared = {reinterpret_cast<uintptr_t>(memory), is_blind() ? 0 : bytes};
+    only.cells.assign(bytes / 4, {{FORBIDDEN, FORBIDDEN, FORBIDDEN, FORBIDDEN}, {0, 0, 0, 0}});
 }
 
 void watch_forbid(const void *memory, size_t bytes, bool forbid)
 {
     const size_t offset = reinterpret_cast<uintptr_t>(memory) - watched_shared.from;
-    std::fill_n(only.writes.begin() + (ptrdiff_t)offset, bytes, forbid ? FORBIDDEN : 0);
+    for (size_t i = offset; i < offset + bytes; i++)
+        only.cells[i / 4].writes[i % 4] = forbid ? FORBIDDEN : 0;
 }
 
 void watch_block(size_t threads)
@@ -245,9 +264,11 @@ void watch_block(size_t threads)
     w.first += (uint32_t)w.segments.size();
     w.segments.clear();
     if (w.first > SEGMENTS_MAX) {
-        for (uint32_t &cell : w.writes)
-            cell = cell == FORBIDDEN ? FORBIDDEN : 0;
-        std::fill(w.reads.begin(), w.reads.end(), 0);
+        for (cell &four : w.cells) {
+            for (uint32_t &wrote : four.writes)
+                wrote = wrote == FORBIDDEN ? FORBIDDEN : 0;
+            std::fill_n(four.reads, 4, 0);
+        }
         w.first = 1;
     }
     w.since = w.first;
@@ -274,11 +295,12 @@ void watch_warp_met(uint32_t index, uint32_t mask)
 {
     watcher &w = only;
     warp &warp = w.warps[index];
+    warp_known &known = w.known[index];
     const uint32_t first = 32 * index, lanes = std::min(w.threads - first, 32u);
     const bool everyone = mask == (lanes == 32 ? ~(uint32_t)0 : (1u << lanes) - 1);
     warp.time++;
     if (!everyone && !warp.parted) {
-        for (auto &row : warp.known)
+        for (auto &row : known)
             std::fill_n(row, 32, warp.all);
         warp.parted = true;
     }
@@ -287,14 +309,14 @@ void watch_warp_met(uint32_t index, uint32_t mask)
         if (!(mask >> lane & 1)) continue;
         w.mine[first + lane][0] = w.mine[first + lane][1] = 0;
         for (uint32_t other = 0; !everyone && other < lanes; other++)
-            joined[other] = std::max(joined[other], mask >> other & 1 ? warp.time : warp.known[lane][other]);
+            joined[other] = std::max(joined[other], mask >> other & 1 ? warp.time : known[lane][other]);
     }
     if (everyone) {
         warp.all = warp.time;
         return;
     }
     for (uint32_t lane = 0; lane < lanes; lane++)
-        if (mask >> lane & 1) std::memcpy(warp.known[lane], joined, sizeof joined);
+        if (mask >> lane & 1) std::memcpy(known[lane], joined, sizeof joined);
 }
 
 void watch_read(const void *from, size_t bytes)
@@ -321,6 +343,7 @@ bool cuda_host_device_memory(const void *region, size_t bytes)
     page_states = byte_states + bytes;
     device_from = reinterpret_cast<uintptr_t>(region);
     device_bytes = bytes;
+    watched_bytes = is_blind() ? 0 : bytes;
     return true;
 }
 

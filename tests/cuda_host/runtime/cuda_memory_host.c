@@ -75,8 +75,11 @@ static size_t pages_of(size_t bytes, size_t align)
     return (align + bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. */
-enum { LARGE = 4 << 20, LARGE_END = 256 << 10 };
+/*
+ * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. Where the
+ * promise is broken a codec's scratch is filled, too (13 MiB).
+ */
+enum { LARGE = 4 << 20, VERY_LARGE = 16 << 20, LARGE_END = 256 << 10 };
 
 /* CUDA_HOST_FRESH=poison: see above. */
 static bool breaks_promise(void)
@@ -127,7 +130,7 @@ static uint8_t *pages_take(uint8_t **base, size_t *used, size_t bytes, size_t al
     if (!page || mprotect(page, whole, PROT_READ | PROT_WRITE) != 0) return NULL;
     if (whole >= (size_t)2 << 20) (void)madvise(page, whole, MADV_HUGEPAGE); /* its first touch is what it costs */
     memcpy(page, &bytes, sizeof bytes);
-    if (bytes < LARGE || breaks_promise()) {
+    if (bytes < (breaks_promise() ? VERY_LARGE : LARGE)) {
         poison(page + align, bytes);
     } else {
         poison(page + align, LARGE_END);
