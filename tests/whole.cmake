@@ -114,12 +114,12 @@ aq_first(
   e2e_lora_gpu_on_host e2e_split_ahead test_edge_cuda e2e_glue golden_runs_plain test_cuda_codec
   e2e_replicas_gpu_on_host mutants_sample e2e_edges_gpu_on_host e2e_gpu_on_host e2e_split_many test_split_audit
   e2e_defaults conform_collective_device test_watch_cost e2e_split_wan conform_device_cuda_warps
-  test_edge_processes_cuda test_stage_torch conform_grad_device e2e_replicas_defaults e2e_gpu_default_on_host
+  test_edge_processes_cuda conform_grad_device e2e_replicas_defaults e2e_gpu_default_on_host
   e2e_split_audit conform_device_cuda_cudnn test_folders_transformers e2e_staleness_resume e2e_mirror
   conform_collective test_scale conform_transport simulate_power e2e_replicas_optimizers test_cuda_grad
   e2e_split_privacy_gpu_on_host e2e_split_example test_resnet_torch attack_links e2e_replicas_codecs
   test_tokenizer_reference e2e_staleness_replicas conform_codec test_library_torch e2e_local_resume e2e_split_rounds
-  e2e_examples e2e_freeze_prefix e2e_split_nan e2e_probe_trouble e2e_rounds_coded e2e_rounds_speed e2e_split_audit_kinds)
+  e2e_examples e2e_freeze_prefix e2e_probe_trouble e2e_rounds_coded e2e_rounds_speed e2e_split_audit_kinds)
 
 # A whole job counts as two processors. These wait for most of their time, for links, clocks and deadlines (docs/DECISIONS.md
 # 1226): they count as one, so that others run beside them.

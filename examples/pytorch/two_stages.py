@@ -46,6 +46,7 @@ def receive(codec, kept, samples, whom):
 
 
 def work(rank, how):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.manual_seed(rank)
     forward, backward = (aqsgd.Codec(settings, T, C) for settings in CODECS[how])
@@ -72,6 +73,6 @@ def work(rank, how):
 
 
 if __name__ == "__main__":
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29517"), OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29517"))
     for way in sys.argv[1:] or CODECS:
         mp.start_processes(work, (way,), nprocs=2, start_method="fork")  # a new Python would import torch again

@@ -31,7 +31,7 @@ struct aq_control_group aq_control_group(const char *root);
 
 /*
  * The limits of this process on this machine. The first call reads them, and later ones return the same: a job asks
- * often, and each reading opens some thirty files. Locking: any thread.
+ * often, and each reading opens about ten files. Locking: any thread.
  */
 struct aq_control_group aq_control_group_here(void);
 
