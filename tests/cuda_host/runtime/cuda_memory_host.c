@@ -76,8 +76,8 @@ static size_t pages_of(size_t bytes, size_t align)
 }
 
 /*
- * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. Where the
- * promise is broken a codec's scratch is filled, too (13 MiB).
+ * Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. Where
+ * the promise is broken a codec's scratch is filled, too (13 MiB).
  */
 enum { LARGE = 4 << 20, VERY_LARGE = 16 << 20, LARGE_END = 256 << 10 };
 
