@@ -98,7 +98,7 @@ struct emulator {
     std::vector<lane> lanes;
     std::vector<uint32_t> order;
     state now[THREADS_MAX];
-    uint16_t place[THREADS_MAX];     /* of a thread in the order */
+    uint16_t place[THREADS_MAX];      /* of a thread in the order */
     uint64_t ready[THREADS_MAX / 64]; /* a bit for each place: its thread's state is `ready` */
     meeting warps[WARPS_MAX];
     uint8_t *stacks = nullptr;
@@ -106,14 +106,14 @@ struct emulator {
     fiber *current = nullptr;
     uint32_t index = 0; /* of the current fiber */
     size_t threads = 0, at_block = 0, done = 0;
-    size_t from = 0, turns = 0; /* a round begins at order[from]; so many of its turns are over */
+    size_t from = 0, turns = 0;          /* a round begins at order[from]; so many of its turns are over */
     int block_sum = 0, block_result = 0; /* what was brought to the block's meeting; what came of the last */
     const site *block_at = nullptr;
     bool block_alike = true; /* all who wait for the block do so at block_at */
     const std::function<void()> *body = nullptr;
     const char *kernel = "";
     bool failed = false, progress = false;
-    bool copies = false; /* a thread of the block has some that are asynchronous */
+    bool copies = false;       /* a thread of the block has some that are asynchronous */
     uint8_t *shared = nullptr; /* SHARED_BYTES */
     size_t shared_bytes = 0, statics_used = 0;
     std::vector<fixed> statics; /* of this launch */
@@ -590,8 +590,8 @@ int meet_block(const site &at, int value)
     for (size_t i = 0; !e.block_alike && i < e.threads; i++) {
         const site &other = *e.fibers[i].at;
         if (same(other, at)) continue;
-        fail("divergent barrier: thread %u is in %s at %s:%d, thread %zu in %s at %s:%d", e.index, at.what,
-             file_of(at), at.line, i, other.what, file_of(other), other.line);
+        fail("divergent barrier: thread %u is in %s at %s:%d, thread %zu in %s at %s:%d", e.index, at.what, file_of(at),
+             at.line, i, other.what, file_of(other), other.line);
         wait();
     }
     set_all_ready();

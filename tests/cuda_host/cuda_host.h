@@ -87,7 +87,7 @@ struct alignas(64) lane {
 using resolve_lanes = void (*)(lane *lanes, uint32_t mask);
 
 lane &mine();
-void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve); /* `at` stays */
+void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve);                                 /* `at` stays */
 uint64_t exchange(const site &at, uint32_t mask, resolve_lanes resolve, uint64_t in, int source = 0); /* out[0] */
 int meet_block(const site &at, int value); /* how many of the block brought a value other than 0 */
 void *shared_dynamic(size_t align);

@@ -55,7 +55,7 @@ struct alignas(32) cell {
 
 struct watcher {
     std::vector<cell> cells;       /* of shared memory */
-    std::vector<segment> segments;       /* of this block, from `first` on */
+    std::vector<segment> segments; /* of this block, from `first` on */
     uint32_t first = 1, epoch = 1, thread = 0, threads = 0;
     uint32_t since = 1;            /* the first segment since all threads met: older ones are in order */
     uint32_t mine[THREADS_MAX][2]; /* the running segments, of plain and of atomic accesses; 0: none yet */
@@ -235,8 +235,7 @@ template <size_t N> __attribute__((noinline)) void access_watched(const void *co
     access(code, address, N, write);
 }
 
-template <size_t N>
-__attribute__((always_inline)) inline void access(const void *code, const void *address, bool write)
+template <size_t N> __attribute__((always_inline)) inline void access(const void *code, const void *address, bool write)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     if (at - watched_shared.from < watched_shared.bytes || at - device_from < watched_bytes)
