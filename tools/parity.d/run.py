@@ -5,6 +5,7 @@ yields (case, value, unit, limit), with `names`, the cases that it yields: kit.l
 value beyond its limit (None: there is none) is a failure. A case with the attribute `long` is left out with short.
 """
 import fnmatch
+import gc
 import importlib
 import json
 import pathlib
@@ -30,6 +31,8 @@ def families():
 
 def main():
     only, as_json, failed = sys.argv[3], sys.argv[2] == "json", 0
+    if "short" not in sys.argv[4:]:
+        gc.enable()  # torch_process switches it off: models of published sizes must not pile up
     root = pathlib.Path(tempfile.mkdtemp(prefix="aqpipe-parity-"))
     for number, case in enumerate(families()):
         if "short" in sys.argv[4:] and getattr(case, "long", False):
