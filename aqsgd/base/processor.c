@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 static const struct {
@@ -20,8 +22,24 @@ static const struct {
               {"avx2", AQ_PLAIN | AQ_BASE | AQ_AVX2},
               {"avx512", AQ_PLAIN | AQ_BASE | AQ_AVX2 | AQ_AVX512},
               {"avx512bf16", AQ_PLAIN | AQ_BASE | AQ_AVX2 | AQ_AVX512 | AQ_AVX512_BF16},
+              {"amx", AQ_PLAIN | AQ_BASE | AQ_AVX2 | AQ_AVX512 | AQ_AVX512_BF16 | AQ_AMX_BF16},
               {"vbmi", AQ_PLAIN | AQ_BASE | AQ_AVX2 | AQ_AVX512 | AQ_AVX512_VBMI}};
 enum { LEVELS = sizeof levels / sizeof levels[0], TEXT_BYTES = 64 };
+
+#if defined(__x86_64__)
+/*
+ * Tiles are 8 KiB more that Linux keeps for each thread that uses them. So from 5.16 on it wants to be asked, once in a
+ * process, before the first use (Documentation/arch/x86/xstate.rst); the permission is for all threads. Older systems
+ * refuse, and the products of AVX512_BF16 serve.
+ */
+static bool tiles_permitted(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, BIT_BF16 = 1 << 22, BIT_TILE = 1 << 24 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & BIT_BF16) == 0 || (d & BIT_TILE) == 0) return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 static uint32_t look(void)
 {
@@ -39,6 +57,7 @@ static uint32_t look(void)
     set |= AQ_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) set |= AQ_AVX512_BF16;
     if (__builtin_cpu_supports("avx512vbmi")) set |= AQ_AVX512_VBMI;
+    if ((set & AQ_AVX512_BF16) && tiles_permitted()) set |= AQ_AMX_BF16;
 #endif
     return set;
 }

@@ -36,6 +36,7 @@ static void test_every_name_is_known_to_all(void **state)
                   {"avx2", "avx2", "avx2", AQ_AVX2},
                   {"avx512", "avx512", "avx512", AQ_AVX512},
                   {"avx512bf16", "avx512", "avx512", AQ_AVX512_BF16},
+                  {"amx", "avx512", "avx512", AQ_AMX_BF16},
                   {"vbmi", "vbmi", "avx512", AQ_AVX512_VBMI}};
     (void)state;
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {

@@ -26,7 +26,7 @@ static const char *const kinds[] = {
     "isolated"};
 #undef AQ_DEVICE
 
-static const char *const variants[] = {"base", "avx2", "avx512", "avx512bf16"};
+static const char *const variants[] = {"base", "avx2", "avx512", "avx512bf16", "amx"};
 
 static struct aq_device *truth, *device; /* device: the one under test */
 static bool gpu;

@@ -16,9 +16,9 @@
 
 enum {
     SHARED_UNITS = CPU_SHARED_BYTES / 4,
-    COMMON_LANES = 4080, /* a multiple of both panels; 512 units of k of them fit the shared scratch */
+    COMMON_LANES = 4032, /* a multiple of all panels; 512 units of k of them fit the shared scratch */
     OWN_UNITS = CPU_GEMM_FLOATS - 64 * 1024, /* a piece's own lanes */
-    PACK_LANES = 96, /* common lanes of a packing piece: a multiple of both panels */
+    PACK_LANES = 96, /* common lanes of a packing piece: a multiple of all panels */
 };
 
 struct plan {
@@ -40,12 +40,12 @@ static uint64_t units_of(const struct plan *plan, uint64_t depth)
 
 static uint64_t common_panel(const struct plan *plan)
 {
-    return plan->common_rows ? PANEL_ROWS : PANEL_COLUMNS;
+    return plan->common_rows ? plan->panels->rows : PANEL_COLUMNS;
 }
 
 static uint64_t own_panel(const struct plan *plan)
 {
-    return plan->common_rows ? PANEL_COLUMNS : PANEL_ROWS;
+    return plan->common_rows ? PANEL_COLUMNS : plan->panels->rows;
 }
 
 /*
@@ -87,7 +87,7 @@ static struct tile tile_of(const struct plan *plan, uint64_t common, uint64_t ow
     const uint64_t m = plan->common_rows ? common : own, n = plan->common_rows ? own : common;
     return (struct tile){.m = m,
                          .n = n,
-                         .rows = panel_least(args->M - m, PANEL_ROWS),
+                         .rows = panel_least(args->M - m, plan->panels->rows),
                          .columns = panel_least(args->N - n, PANEL_COLUMNS)};
 }
 
@@ -134,7 +134,7 @@ static void tiles_of_whole_k(const struct plan *plan, uint64_t own_first, uint64
     const uint64_t common_padded = panel_up(plan->lanes, common_panel(plan));
     const uint64_t own_padded = panel_up(own_lanes, own_panel(plan));
     const uint32_t *shared = (const uint32_t *)(const void *)cpu_shared(plan->product->cpu);
-    float sums[PANEL_ROWS * PANEL_COLUMNS];
+    float sums[PANEL_ROWS_MAX * PANEL_COLUMNS] __attribute__((aligned(64)));
     const struct aq_matmul *args = plan->product->args;
     for (uint64_t i = 0; i < plan->lanes; i += common_panel(plan)) {
         for (uint64_t j = 0; j < own_lanes; j += own_panel(plan)) {
@@ -164,6 +164,7 @@ static void product_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t first = piece * plan->own_lanes, lanes = panel_least(own_extent(plan) - first, plan->own_lanes);
     const uint64_t padded = panel_up(lanes, own_panel(plan));
     uint32_t *own = (uint32_t *)(void *)cpu_scratch(plan->product->cpu, worker);
+    panels_begin(plan->panels);
     for (uint64_t k = 0; k < plan->span; k += plan->chunk) {
         const uint64_t depth = panel_least(plan->span - k, plan->chunk);
         uint32_t *out = own + (plan->whole_k ? units_of(plan, k) * padded : 0);
@@ -171,6 +172,7 @@ static void product_piece(uint64_t piece, uint32_t worker, void *context)
         if (!plan->whole_k) chunk_in_place(plan, first, lanes, k, own);
     }
     if (plan->whole_k) tiles_of_whole_k(plan, first, lanes, own);
+    panels_end(plan->panels);
 }
 
 /*
@@ -183,9 +185,10 @@ static uint64_t own_lanes_choose(const struct plan *plan, uint64_t K)
     const uint64_t most = plan->common_rows ? 2 * PANEL_COLUMNS : 4 * PANEL_COLUMNS, panel = own_panel(plan);
     uint64_t lanes = panel_up((own_extent(plan) + 7) / 8, panel);
     if (lanes > most) lanes = most;
-    if (lanes < PANEL_COLUMNS) lanes = PANEL_COLUMNS;
+    const uint64_t fewest = panel_up(PANEL_COLUMNS, panel);
+    if (lanes < fewest) lanes = fewest;
     if (plan->whole_k)
-        while (lanes > PANEL_COLUMNS && lanes * units_of(plan, K) > OWN_UNITS) lanes -= panel;
+        while (lanes > panel && lanes * units_of(plan, K) > OWN_UNITS) lanes -= panel;
     return lanes;
 }
 

@@ -36,6 +36,7 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
     if (instructions & AQ_AVX512) cpu->winograd = &cpu_winograd_avx512;
     if (instructions & AQ_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
     if (instructions & AQ_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
+    if (instructions & AQ_AMX_BF16) cpu->gemm = &cpu_gemm_amx;
 #endif
 }
 

@@ -9,6 +9,10 @@
 #define MULTIPLY_ADD(sum, x, y) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(y))
 #include "cpu_gemm_tile.inc.h"
 
-const struct cpu_panels cpu_panels_avx512bf16 = {
-    .unit = 2, .units_max = 512, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
+const struct cpu_panels cpu_panels_avx512bf16 = {.rows = PANEL_ROWS,
+                                                 .unit = 2,
+                                                 .units_max = 512,
+                                                 .pack_rows = pack_rows,
+                                                 .pack_columns = pack_columns,
+                                                 .tile = tile};
 #endif

@@ -7,6 +7,10 @@
 
 #include "cpu_gemm_tile_avx2.inc.h"
 
-const struct cpu_panels cpu_panels_avx2_halves = {
-    .unit = 1, .units_max = 256, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
+const struct cpu_panels cpu_panels_avx2_halves = {.rows = PANEL_ROWS,
+                                                  .unit = 1,
+                                                  .units_max = 256,
+                                                  .pack_rows = pack_rows,
+                                                  .pack_columns = pack_columns,
+                                                  .tile = tile};
 #endif

@@ -2,7 +2,8 @@
  * cpu_gemm_pack.inc.h -- packing into panels with AVX-512; included by the files of the panel kernels.
  *
  * Sixteen lanes at a time. If lanes are contiguous in memory, a unit of 16 lanes is one or two loads; if k is, 16 units
- * of 16 lanes are loaded and transposed. The includer defines PACK_MODE.
+ * of 16 lanes are loaded and transposed. The includer defines PACK_MODE, and PACK_OWN_ROWS where it has row panels of
+ * its own (pack_row_panels).
  */
 #include "cpu_gemm_panels.h"
 #include "cpu_vector.h"
@@ -178,11 +179,25 @@ static inline __attribute__((always_inline)) void pack_as(const struct pack_sour
     }
 }
 
+static inline __attribute__((always_inline)) void pack_row_panels(const struct pack_source *s, enum aq_element type,
+                                                                  bool lanes_together, uint32_t *out);
+
+#if !defined(PACK_OWN_ROWS)
+static inline __attribute__((always_inline)) void pack_row_panels(const struct pack_source *s, enum aq_element type,
+                                                                  bool lanes_together, uint32_t *out)
+{
+    if (lanes_together)
+        pack_as(s, type, true, true, PACK_MODE, out);
+    else
+        pack_as(s, type, true, false, PACK_MODE, out);
+}
+#endif
+
 static inline __attribute__((always_inline)) void pack_typed(const struct pack_source *s, enum aq_element type,
                                                              bool rows, bool lanes_together, uint32_t *out)
 {
-    if (rows && lanes_together) pack_as(s, type, true, true, PACK_MODE, out);
-    if (rows && !lanes_together) pack_as(s, type, true, false, PACK_MODE, out);
+    if (rows && lanes_together) pack_row_panels(s, type, true, out);
+    if (rows && !lanes_together) pack_row_panels(s, type, false, out);
     if (!rows && lanes_together) pack_as(s, type, false, true, PACK_MODE, out);
     if (!rows && !lanes_together) pack_as(s, type, false, false, PACK_MODE, out);
 }

@@ -4,11 +4,11 @@
  * A panel holds a few lanes (rows of op(a) or columns of op(b)) of a range of k, in the order in which the kernel reads
  * it:
  *
- *     row panel     [unit][PANEL_ROWS]        column panel     [unit][PANEL_COLUMNS]
+ *     row panel     [unit][rows]        column panel     [unit][PANEL_COLUMNS]
  *
  * A unit is 32 bits: one fp32 value (it may be a bf16's or an fp16's), or two bf16 values of neighbouring k, the lower
  * one first. Lanes and k beyond the operand are zero. The kernel multiplies one row panel by one column panel and keeps
- * the sums in registers. A variant may order the values inside a panel as its kernel likes (AVX2 does).
+ * the sums in registers. A variant may order the values inside a panel as its kernel likes (AVX2 and AMX do).
  *
  * k is cut into chunks that depend only on K (panel_chunk), and an element's sums are added chunk after chunk: its bits
  * do not depend on M, N or on which thread made it.
@@ -18,9 +18,15 @@
 
 #include "cpu_gemm.h"
 
-enum { PANEL_ROWS = 8, PANEL_COLUMNS = 48, PANEL_UNITS_MAX = 512 /* of any variant */ };
+enum {
+    PANEL_ROWS = 8, /* of the variants with vectors */
+    PANEL_COLUMNS = 48,
+    PANEL_ROWS_MAX = 32,   /* of any variant */
+    PANEL_UNITS_MAX = 512, /* of any variant */
+};
 
 struct cpu_panels {
+    uint32_t rows;      /* of a row panel; a divisor of 96 */
     uint32_t unit;      /* values of k in a unit: 1 or 2 */
     uint32_t units_max; /* of a chunk; a multiple of 16  */
     /* `lanes` rows (columns) of op(x) from `first`, k from `k` for `depth`, as panels one after another. */
@@ -31,6 +37,9 @@ struct cpu_panels {
     /* c (rows x columns, at most a tile) = or += the product of one panel each. */
     void (*tile)(uint64_t units, const uint32_t *a, const uint32_t *b, float *c, uint64_t c_stride, uint64_t rows,
                  uint64_t columns, bool accumulate);
+    /* Around a thread's calls of tile; or NULL. */
+    void (*begin)(void);
+    void (*end)(void);
 };
 
 extern const struct cpu_panels cpu_panels_avx2;           /* fp32                                        */
@@ -39,7 +48,8 @@ extern const struct cpu_panels cpu_panels_avx2_halves;    /* fp16 values in fp32
 extern const struct cpu_panels cpu_panels_avx512;         /* fp32                                        */
 extern const struct cpu_panels cpu_panels_avx512_rounded; /* bf16 values in fp32 registers               */
 extern const struct cpu_panels cpu_panels_avx512_halves;  /* fp16 values in fp32 registers               */
-extern const struct cpu_panels cpu_panels_avx512bf16;
+extern const struct cpu_panels cpu_panels_avx512bf16;     /* pairs of bf16 values                        */
+extern const struct cpu_panels cpu_panels_amx;            /* the same on tiles                           */
 
 static inline uint64_t panel_up(uint64_t value, uint64_t multiple)
 {
@@ -56,6 +66,16 @@ static inline uint64_t panel_chunk(uint64_t K, const struct cpu_panels *panels)
 {
     const uint64_t most = (uint64_t)panels->units_max * panels->unit, parts = (K + most - 1) / most;
     return panel_up((K + parts - 1) / parts, 16 * (uint64_t)panels->unit);
+}
+
+static inline void panels_begin(const struct cpu_panels *panels)
+{
+    if (panels->begin) panels->begin();
+}
+
+static inline void panels_end(const struct cpu_panels *panels)
+{
+    if (panels->end) panels->end();
 }
 
 /* One product on one thread, both operands packed block by block into scratch (CPU_GEMM_FLOATS). */

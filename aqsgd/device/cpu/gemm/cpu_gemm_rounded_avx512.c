@@ -9,6 +9,10 @@
 #define MULTIPLY_ADD(sum, x, y) _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(y), sum)
 #include "cpu_gemm_tile.inc.h"
 
-const struct cpu_panels cpu_panels_avx512_rounded = {
-    .unit = 1, .units_max = 512, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
+const struct cpu_panels cpu_panels_avx512_rounded = {.rows = PANEL_ROWS,
+                                                     .unit = 1,
+                                                     .units_max = 512,
+                                                     .pack_rows = pack_rows,
+                                                     .pack_columns = pack_columns,
+                                                     .tile = tile};
 #endif

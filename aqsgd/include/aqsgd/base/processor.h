@@ -3,14 +3,16 @@
  * gradient codecs and optimizers.
  *
  * AQ_CPU in the environment narrows the choice, for tests and for the hunt of a bug: plain, base, avx2, avx512,
- * avx512bf16 or vbmi, each with all that it builds on. Without it everything that the processor has is used. The choice
- * changes no bit of a codec, a message or an update; sums of the device's mathematics have the bits of their level.
+ * avx512bf16, amx or vbmi, each with all that it builds on. Without it everything that the processor has is used. The
+ * choice changes no bit of a codec, a message or an update; sums of the device's mathematics have the bits of their
+ * level.
  *
  *     plain       the readable truth, loops in C
  *     base        any processor: the same, with oneDNN's matrix products
  *     avx2        and FMA, F16C, BMI2
  *     avx512      F, BW, DQ and VL
  *     avx512bf16  avx512 and BF16: products of bf16
+ *     amx         avx512bf16 and AMX-BF16: products of bf16 on tiles; Linux must permit it
  *     vbmi        avx512 and VBMI: codes of any width packed in registers
  *
  * Processors that are not x86-64 have plain and base.
@@ -35,7 +37,8 @@ enum aq_instructions {
     AQ_AVX2 = 1 << 2,
     AQ_AVX512 = 1 << 3,
     AQ_AVX512_BF16 = 1 << 4,
-    AQ_AVX512_VBMI = 1 << 5
+    AQ_AVX512_VBMI = 1 << 5,
+    AQ_AMX_BF16 = 1 << 6
 };
 
 /* A set of enum aq_instructions. */
