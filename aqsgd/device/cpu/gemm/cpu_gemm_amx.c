@@ -1,15 +1,15 @@
 /*
  * cpu_gemm_amx.c -- products of bf16 pairs on AMX's tiles (Intel SDM volume 1, chapter 18; TDPBF16PS in volume 2).
  *
- * A tile register holds 16 rows of 64 bytes. One instruction adds the product of 16 rows of a and 16 columns of b, over 16
- * units (32 values of k), to 16 x 16 sums. Six of the eight registers hold the sums of 32 rows and 48 columns; one is for
- * a and one for b, so 7 loads serve 6 products:
+ * A tile register holds 16 rows of 64 bytes. One instruction adds the product of 16 rows of a and 16 columns of b, over
+ * 16 units (32 values of k), to 16 x 16 sums. Six of the eight registers hold the sums of 32 rows and 48 columns; one
+ * is for a and one for b, so 7 loads serve 6 products:
  *
- *     row panel     [step][2][16 rows][16 units]      a step is 16 units; the last one may be shorter, and so are its rows
- *     column panel  [unit][PANEL_COLUMNS]             as AVX512_BF16 has it: 16 columns of 16 units are what b's tile wants
+ *     row panel     [step][2][16 rows][16 units]   a step is 16 units; the last one may have fewer, and shorter rows
+ *     column panel  [unit][PANEL_COLUMNS]          as AVX512_BF16 has it: 16 units of 16 columns are a tile of b
  *
- * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes subnormal numbers
- * as zero; the truth does not (tests allow for it: such products are below 1e-38).
+ * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes subnormal
+ * numbers as zero; the truth does not (tests allow for it: such products are below 1e-38).
  *
  * Registers keep one shape for all calls between begin and end, because a change of shape costs 200 cycles and clears
  * them: a block at the edge of c, or a last step with fewer units, goes through a copy of the full size.
