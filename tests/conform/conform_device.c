@@ -783,6 +783,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_residual_of_bf16_is_rounded_once),
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),
         cmocka_unit_test(test_large_matmul_matches_truth),
+        cmocka_unit_test(test_matmul_in_parts_has_the_same_bits),
         cmocka_unit_test(test_layernorm_matches_truth),
         cmocka_unit_test(test_attention_matches_truth),
         cmocka_unit_test(test_attention_cached_matches_truth),
