@@ -497,6 +497,7 @@ static enum aq_status stages_fill(struct plan_open *open)
     }
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
         AQ_TRY(aq_plan_edge_at(&open->plan, e, cut.end[e], &open->edges[e]));
+    open->plan.rows_if_tied = aq_plan_rows_if_tied(&open->plan);
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
     AQ_TRY(aq_plan_tied_check(&open->plan));

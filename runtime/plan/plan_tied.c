@@ -12,8 +12,7 @@ static bool parted(const struct aq_job *job)
     return job->split.clients > 0 && job->split.labels != AQ_SPLIT_LABELS_CLIENT;
 }
 
-/* The same if model.tied were another. */
-static uint32_t rows_if_tied(const struct aq_plan *plan)
+uint32_t aq_plan_rows_if_tied(const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
     const uint64_t tokens = (uint64_t)plan->batch * aq_plan_places(plan);
@@ -26,12 +25,12 @@ static uint32_t rows_if_tied(const struct aq_plan *plan)
 
 uint32_t aq_plan_tied_rows(const struct aq_plan *plan)
 {
-    return plan->model.tied == AQ_TIED_NO ? 0 : rows_if_tied(plan);
+    return plan->model.tied == AQ_TIED_NO ? 0 : plan->rows_if_tied;
 }
 
 bool aq_plan_could_tie(const struct aq_plan *plan)
 {
-    return plan->stage_count > 1 && rows_if_tied(plan) > 0;
+    return plan->stage_count > 1 && plan->rows_if_tied > 0;
 }
 
 bool aq_plan_ties(const struct aq_plan *plan)
@@ -60,7 +59,7 @@ enum aq_status aq_plan_tied_codec(const struct aq_plan *plan, struct aq_grad_cod
 
 enum aq_status aq_plan_tied_traffic(const struct aq_plan *plan, enum aq_tied how, struct aq_plan_tied *out)
 {
-    const uint64_t floats = aq_plan_tied_floats(plan), rows = rows_if_tied(plan);
+    const uint64_t floats = aq_plan_tied_floats(plan), rows = plan->rows_if_tied;
     struct aq_grad_codec *codec;
     *out = (struct aq_plan_tied){.up_words = floats, .down_words = floats};
     const bool nothing = how == AQ_TIED_NO || plan->job->split.clients > 0;
