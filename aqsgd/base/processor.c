@@ -28,18 +28,30 @@ enum { LEVELS = sizeof levels / sizeof levels[0], TEXT_BYTES = 64 };
 
 #if defined(__x86_64__)
 /*
- * Tiles are 8 KiB more that Linux keeps for each thread that uses them. So from 5.16 on it wants to be asked, once in a
- * process, before the first use (Documentation/arch/x86/xstate.rst); the permission is for all threads. Older systems
- * refuse, and the products of AVX512_BF16 serve.
+ * Tile registers add 8 KiB to the state that Linux keeps per thread. From 5.16 on Linux says whether it supports them,
+ * and a process must request them (Documentation/arch/x86/xstate.rst). Linux refuses the request where a thread's
+ * alternate signal stack is too small for that state.
  */
-static bool tiles_permitted(void)
+enum { TILES_SUPPORTED = 0x1021, TILES_REQUEST = 0x1023, TILE_DATA = 18 };
+
+static bool tiles_supported(void)
 {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, BIT_BF16 = 1 << 22, BIT_TILE = 1 << 24 };
+    enum { BIT_BF16 = 1 << 22, BIT_TILE = 1 << 24 };
     unsigned a, b, c, d;
+    uint64_t supported = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & BIT_BF16) == 0 || (d & BIT_TILE) == 0) return false;
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return syscall(SYS_arch_prctl, TILES_SUPPORTED, &supported) == 0 && (supported >> TILE_DATA & 1);
 }
 #endif
+
+bool aq_processor_request_tiles(void)
+{
+#if defined(__x86_64__)
+    return syscall(SYS_arch_prctl, TILES_REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
 
 static uint32_t look(void)
 {
@@ -57,7 +69,7 @@ static uint32_t look(void)
     set |= AQ_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) set |= AQ_AVX512_BF16;
     if (__builtin_cpu_supports("avx512vbmi")) set |= AQ_AVX512_VBMI;
-    if ((set & AQ_AVX512_BF16) && tiles_permitted()) set |= AQ_AMX_BF16;
+    if ((set & AQ_AVX512_BF16) && tiles_supported()) set |= AQ_AMX_BF16;
 #endif
     return set;
 }

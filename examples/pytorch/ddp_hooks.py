@@ -4,6 +4,7 @@
 """
 import os
 import sys
+import tempfile
 import time
 
 import aqsgd.ddp
@@ -46,9 +47,9 @@ def loss_of(model, text):
     return nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
 
-def work(rank, name):
+def work(rank, name, meeting):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Model())
     count, state = sum(p.numel() for p in model.parameters()), None
@@ -78,6 +79,6 @@ def work(rank, name):
 
 
 if __name__ == "__main__":
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29518"))
     for hook in sys.argv[1:] or HOOKS:
-        mp.start_processes(work, (hook,), nprocs=2, start_method="fork")  # a new Python would import torch again
+        with tempfile.TemporaryDirectory() as folder:  # the two meet at a file: a fixed port may be in use
+            mp.start_processes(work, (hook, f"file://{folder}/meeting"), nprocs=2, start_method="fork")  # torch is imported once

@@ -4,6 +4,7 @@
 """
 import os
 import sys
+import tempfile
 
 import aqsgd
 import torch
@@ -45,9 +46,9 @@ def receive(codec, kept, samples, whom):
     return matrices
 
 
-def work(rank, how):
+def work(rank, how, meeting):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     torch.manual_seed(rank)
     forward, backward = (aqsgd.Codec(settings, T, C) for settings in CODECS[how])
     (words, classes), kept, sent, losses = data(), {}, 0, []
@@ -73,6 +74,6 @@ def work(rank, how):
 
 
 if __name__ == "__main__":
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29517"))
     for way in sys.argv[1:] or CODECS:
-        mp.start_processes(work, (way,), nprocs=2, start_method="fork")  # a new Python would import torch again
+        with tempfile.TemporaryDirectory() as folder:  # the two meet at a file: a fixed port may be in use
+            mp.start_processes(work, (way, f"file://{folder}/meeting"), nprocs=2, start_method="fork")  # torch is imported once

@@ -112,7 +112,7 @@ struct aq_plan {
     uint32_t ahead;                 /* micro-batches whose messages are read ahead: cache.window, or chosen        */
     uint32_t batch;                 /* samples of a whole step on one replica                                     */
     uint32_t layers;                /* L of the model, embedding and head among them                              */
-    uint32_t rows_if_tied;          /* of the table that a step can name, were its head tied; 0: it cannot be     */
+    uint32_t rows_if_tied;          /* of the table that a step can use if the head is tied; 0: it cannot be tied */
     const struct aq_plan_stage *stages;
     const struct aq_plan_edge *edges; /* P - 1                                                                  */
     uint32_t micro_batches;           /* M of a whole step                                                          */

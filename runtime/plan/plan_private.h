@@ -39,7 +39,7 @@ enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *s
  * are more. */
 enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struct aq_plan_stage *stage);
 
-/* plan_tied.c: plan->rows_if_tied; it lists all tensors of the model, so it is asked once. */
+/* plan_tied.c: plan->rows_if_tied. Slow (it lists all tensors of the model): computed once per plan. */
 uint32_t aq_plan_rows_if_tied(const struct aq_plan *plan);
 
 /* plan_tied.c: AQ_INVAL where model.tied cannot be done, with the remedy. */

@@ -348,7 +348,7 @@ def again(run, rng, count):
             run.refused()
         else:
             run.wrong(f"try {i}: {answer[:300]}")
-    # 16 lines in the 10 s from the first on, and one that counts the others (split_server.c).
+    # At most 16 lines in the 10 s from the first on, and one with the number of the others (split_server.c).
     lines, seconds = server.text()[before:].splitlines(), time.monotonic() - begin
     if len(lines) > 17 * (1 + seconds // 10):
         run.wrong(f"{count} refusals in {seconds:.1f} s are {len(lines)} lines of the log")

@@ -47,7 +47,7 @@ def figures(path):
         # A packet may leave early with one that is due, by an 80th of its way, 0.05 to 0.5 ms (wan_line.c).
         early = 2 * min(max(rtt / 2 / 80, 0.05), 0.5)
         within(f"{name} rtt min", pair["rtt_ms"]["min"], rtt - early, rtt * 1.05 + 4)
-        within(f"{name} rtt median", pair["rtt_ms"]["median"], rtt, rtt * 1.25 + 15)
+        within(f"{name} rtt median", pair["rtt_ms"]["median"], rtt - early, rtt * 1.25 + 15)
         for way, asked in (("up", up), ("down", down)):
             within(f"{name} rate {way}", pair["rate_mbps"][way], asked * (0.3 if lost else 0.6), asked)
             within(f"{name} loss {way}", pair["loss"][way] * 100, lost * 0.3, lost * 2.5 + 0.05)

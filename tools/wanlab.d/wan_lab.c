@@ -225,7 +225,7 @@ static void hear_change(struct lab *lab, uint64_t now_ns)
 
 /* ---- packets ---- */
 
-/* A packet's time is read behind it: one that came a moment ago would else leave too early by that moment. */
+/* The clock is read after each packet. With an earlier time the packet would leave too early. */
 static enum aq_status move_in(struct lab *lab, uint32_t end)
 {
     static uint8_t bytes[AQ_WAN_READ_BYTES];
@@ -236,8 +236,7 @@ static enum aq_status move_in(struct lab *lab, uint32_t end)
         if (!aq_wan_target(bytes, (size_t)count, &address)) continue;
         const uint32_t to = address - NET - 1;
         if (to >= lab->wanted->ends || to == end) continue;
-        const enum aq_status status =
-            aq_wan_line_offer(&lab->lines[end][to], aq_clock_ns(), bytes, (size_t)count);
+        const enum aq_status status = aq_wan_line_offer(&lab->lines[end][to], aq_clock_ns(), bytes, (size_t)count);
         if (status != AQ_OK && status != AQ_PROTO) return status;
     }
     return AQ_OK;
@@ -338,7 +337,7 @@ static enum aq_status loop(struct lab *lab)
         AQ_TRY(apply_due(lab, now_ns));
         for (uint32_t i = 0; i < ends; i++)
             if (fds[i].revents) AQ_TRY(move_in(lab, i));
-        AQ_TRY(move_out(lab, now_ns));
+        AQ_TRY(move_out(lab, aq_clock_ns()));
     }
     return AQ_OK;
 }

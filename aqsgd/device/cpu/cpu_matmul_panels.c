@@ -180,7 +180,7 @@ static void product_piece(uint64_t piece, uint32_t worker, void *context)
  * a chunk in the second-level cache (192 lanes of 512 units are 384 KiB), and no fewer than make packing worth it. Two
  * wide panels divide the extents of common models, 768 and 3072 among them, evenly.
  */
-static uint64_t own_lanes_choose(const struct plan *plan, uint64_t K)
+static uint64_t own_lanes_choose(const struct plan *plan, uint64_t whole_units)
 {
     const uint64_t most = plan->common_rows ? 2 * PANEL_COLUMNS : 4 * PANEL_COLUMNS, panel = own_panel(plan);
     uint64_t lanes = panel_up((own_extent(plan) + 7) / 8, panel);
@@ -188,7 +188,7 @@ static uint64_t own_lanes_choose(const struct plan *plan, uint64_t K)
     const uint64_t fewest = panel_up(PANEL_COLUMNS, panel);
     if (lanes < fewest) lanes = fewest;
     if (plan->whole_k)
-        while (lanes > panel && lanes * units_of(plan, K) > OWN_UNITS) lanes -= panel;
+        while (lanes > panel && lanes * whole_units > OWN_UNITS) lanes -= panel;
     return lanes;
 }
 
@@ -200,21 +200,25 @@ enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct
                         .common_rows = args->M <= args->N,
                         .whole_k = args->c_type != AQ_F32,
                         .chunk = panel_chunk(args->K, panels)};
-    plan.own_lanes = own_lanes_choose(&plan, args->K);
+    AQ_ASSERT(panels->rows <= PANEL_ROWS_MAX && PACK_LANES % panels->rows == 0);
+    const uint64_t whole_units = panel_up(units_of(&plan, args->K), 16);
+    plan.own_lanes = own_lanes_choose(&plan, whole_units);
     const uint64_t common = plan.common_rows ? args->M : args->N;
     uint64_t lanes_most = COMMON_LANES;
     if (plan.whole_k) {
-        const uint64_t units = panel_up(units_of(&plan, args->K), 16);
-        lanes_most = panel_least(SHARED_UNITS / units / PACK_LANES * PACK_LANES, COMMON_LANES);
-        if (lanes_most == 0 || plan.own_lanes * units > OWN_UNITS)
-            return aq_fail(AQ_INVAL, "device", "a product over %llu values into 16 bits exceeds the limit of about %d",
-                           (unsigned long long)args->K, OWN_UNITS / PANEL_COLUMNS);
+        const uint64_t most = panel_least(OWN_UNITS / own_panel(&plan), SHARED_UNITS / PACK_LANES) / 16 * 16;
+        if (whole_units > most)
+            return aq_fail(AQ_INVAL, "device", "a product over %llu values into 16 bits exceeds the limit of %llu",
+                           (unsigned long long)args->K, (unsigned long long)(most * panels->unit));
+        lanes_most = panel_least(SHARED_UNITS / whole_units / PACK_LANES * PACK_LANES, COMMON_LANES);
     }
     struct cpu_pool *pool = product->cpu->pool;
     for (plan.lane = 0; plan.lane < common; plan.lane += plan.lanes) {
         plan.lanes = panel_least(common - plan.lane, lanes_most);
         const uint64_t padded = panel_up(plan.lanes, common_panel(&plan));
-        const uint64_t span = SHARED_UNITS / padded * panels->unit / plan.chunk * plan.chunk;
+        /* In whole chunks; all of k where tiles need it, for which there is room (lanes_most). */
+        const uint64_t span =
+            plan.whole_k ? args->K : SHARED_UNITS / padded * panels->unit / plan.chunk * plan.chunk;
         for (plan.k = 0; plan.k < args->K; plan.k += plan.span) {
             plan.span = panel_least(args->K - plan.k, span);
             cpu_pool_run(pool, (plan.lanes + PACK_LANES - 1) / PACK_LANES, pack_piece, &plan);

@@ -36,7 +36,14 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
     if (instructions & AQ_AVX512) cpu->winograd = &cpu_winograd_avx512;
     if (instructions & AQ_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
     if (instructions & AQ_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
-    if (instructions & AQ_AMX_BF16) cpu->gemm = &cpu_gemm_amx;
+    if (instructions & AQ_AMX_BF16) {
+        if (aq_processor_request_tiles())
+            cpu->gemm = &cpu_gemm_amx;
+        else
+            aq_log("device", AQ_LOG_WARNING,
+                   "Linux refuses the tile registers of AMX to this process: products of "
+                   "bf16 are by AVX512_BF16, several times slower");
+    }
 #endif
 }
 

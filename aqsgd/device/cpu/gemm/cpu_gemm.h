@@ -4,7 +4,8 @@
  *     cpu_gemm_plain    plain loops, the truth (AQ_CPU=plain)
  *     cpu_gemm_dnnl     oneDNN's single-threaded sgemm, on blocks (machines without AVX2)
  *     cpu_gemm_avx2     packed panels and a register-blocked kernel
- *     cpu_gemm_avx512   the same, wider; bf16 by AVX512_BF16 or on AMX's tiles where there are
+ *     cpu_gemm_avx512   the same, wider
+ *     cpu_gemm_avx512bf16, cpu_gemm_amx   bf16 by AVX512_BF16, or on AMX's tiles
  *
  * c (M x N, fp32) = op(a) op(b), or += . Operands are read through their types; with compute AQ_BF16 or AQ_F16 both are
  * rounded to it first. An element's sum runs over k in an order that depends only on K, so that the result does not

@@ -8,8 +8,8 @@
  *     row panel     [step][2][16 rows][16 units]   a step is 16 units; the last one may have fewer, and shorter rows
  *     column panel  [unit][PANEL_COLUMNS]          as AVX512_BF16 has it: 16 units of 16 columns are a tile of b
  *
- * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes subnormal
- * numbers as zero; the truth does not (tests allow for it: such products are below 1e-38).
+ * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes operands and sums
+ * below 1.2e-38 as zero; the truth does not. Such an operand is lost, also beside a large one.
  *
  * Registers keep one shape for all calls between begin and end, because a change of shape costs 200 cycles and clears
  * them: a block at the edge of c, or a last step with fewer units, goes through a copy of the full size.
@@ -28,9 +28,9 @@ struct block {
 };
 
 /* The compiler does not know that a tile instruction reads and writes memory. */
-#define MEMORY_IS_READ() __asm__ volatile("" ::: "memory")
+#define MEMORY_BARRIER() __asm__ volatile("" ::: "memory")
 
-static void begin(void)
+static void tiles_begin(void)
 {
     static const struct {
         uint8_t palette, start_row, reserved[14];
@@ -42,8 +42,8 @@ static void begin(void)
     _tile_loadconfig(&shape);
 }
 
-/* Frees the registers, so that the kernel has nothing to keep for this thread. */
-static void end(void)
+/* Frees the registers, so that Linux has nothing to keep for this thread. */
+static void tiles_end(void)
 {
     _tile_release();
 }
@@ -75,16 +75,16 @@ static inline __attribute__((always_inline)) void pack_row_panels(const struct p
     }
 }
 
-/* One step of k: 16 units of both. a: of the second 16 rows, if there are any, 16 x 16 words further on. */
-static inline __attribute__((always_inline)) void multiply(const uint32_t *a, const uint32_t *b, const bool rows_too,
-                                                           const int columns)
+/* One step of k: 16 units of both. The second 16 rows of a, if used, begin 16 x 16 words after the first. */
+static inline __attribute__((always_inline)) void multiply_step(const uint32_t *a, const uint32_t *b,
+                                                                const bool second_rows, const int columns)
 {
     enum { A_ROW = SIDE * 4, B_ROW = PANEL_COLUMNS * 4 };
     _tile_loadd(7, b, B_ROW);
     _tile_loadd(6, a, A_ROW);
     _tile_dpbf16ps(0, 6, 7);
     if (columns > 1) {
-        if (rows_too) {
+        if (second_rows) {
             _tile_loadd(6, a + SIDE * SIDE, A_ROW);
             _tile_dpbf16ps(3, 6, 7);
             _tile_loadd(7, b + SIDE, B_ROW);
@@ -95,14 +95,14 @@ static inline __attribute__((always_inline)) void multiply(const uint32_t *a, co
             _tile_loadd(7, b + SIDE, B_ROW);
             _tile_dpbf16ps(1, 6, 7);
         }
-    } else if (rows_too) {
+    } else if (second_rows) {
         _tile_loadd(6, a + SIDE * SIDE, A_ROW);
         _tile_dpbf16ps(3, 6, 7);
     }
     if (columns > 2) {
         _tile_loadd(7, b + 2 * SIDE, B_ROW);
         _tile_dpbf16ps(2, 6, 7);
-        if (rows_too) {
+        if (second_rows) {
             _tile_loadd(6, a + SIDE * SIDE, A_ROW);
             _tile_dpbf16ps(5, 6, 7);
         }
@@ -110,8 +110,8 @@ static inline __attribute__((always_inline)) void multiply(const uint32_t *a, co
 }
 
 /* The last units of k, fewer than 16: copied to where the others are zero. */
-static __attribute__((noinline)) void multiply_rest(uint64_t units, const uint32_t *a, const uint32_t *b,
-                                                    uint32_t a_full[STEP], uint32_t b_full[SIDE * PANEL_COLUMNS])
+static __attribute__((noinline)) void copy_rest(uint64_t units, const uint32_t *a, const uint32_t *b,
+                                                uint32_t a_full[STEP], uint32_t b_full[SIDE * PANEL_COLUMNS])
 {
     for (uint64_t row = 0; row < 2 * SIDE; row++)
         for (uint64_t unit = 0; unit < SIDE; unit++)
@@ -122,10 +122,11 @@ static __attribute__((noinline)) void multiply_rest(uint64_t units, const uint32
 
 static inline __attribute__((always_inline)) void tile_of(uint64_t units, const uint32_t *a, const uint32_t *b,
                                                           float *c, uint64_t stride, bool accumulate,
-                                                          const bool rows_too, const int columns)
+                                                          const bool second_rows, const int columns)
 {
     const uint64_t bytes = stride * sizeof(float);
     float *low = c + SIDE * stride;
+    MEMORY_BARRIER();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -136,25 +137,25 @@ static inline __attribute__((always_inline)) void tile_of(uint64_t units, const 
         _tile_loadd(0, c, bytes);
         if (columns > 1) _tile_loadd(1, c + SIDE, bytes);
         if (columns > 2) _tile_loadd(2, c + 2 * SIDE, bytes);
-        if (rows_too) _tile_loadd(3, low, bytes);
-        if (rows_too && columns > 1) _tile_loadd(4, low + SIDE, bytes);
-        if (rows_too && columns > 2) _tile_loadd(5, low + 2 * SIDE, bytes);
+        if (second_rows) _tile_loadd(3, low, bytes);
+        if (second_rows && columns > 1) _tile_loadd(4, low + SIDE, bytes);
+        if (second_rows && columns > 2) _tile_loadd(5, low + 2 * SIDE, bytes);
     }
     for (; units >= SIDE; units -= SIDE, a += STEP, b += SIDE * PANEL_COLUMNS)
-        multiply(a, b, rows_too, columns);
+        multiply_step(a, b, second_rows, columns);
     if (units) {
         uint32_t a_full[STEP] __attribute__((aligned(64))), b_full[SIDE * PANEL_COLUMNS] __attribute__((aligned(64)));
-        multiply_rest(units, a, b, a_full, b_full);
-        MEMORY_IS_READ();
-        multiply(a_full, b_full, rows_too, columns);
+        copy_rest(units, a, b, a_full, b_full);
+        MEMORY_BARRIER();
+        multiply_step(a_full, b_full, second_rows, columns);
     }
     _tile_stored(0, c, bytes);
     if (columns > 1) _tile_stored(1, c + SIDE, bytes);
     if (columns > 2) _tile_stored(2, c + 2 * SIDE, bytes);
-    if (rows_too) _tile_stored(3, low, bytes);
-    if (rows_too && columns > 1) _tile_stored(4, low + SIDE, bytes);
-    if (rows_too && columns > 2) _tile_stored(5, low + 2 * SIDE, bytes);
-    MEMORY_IS_READ();
+    if (second_rows) _tile_stored(3, low, bytes);
+    if (second_rows && columns > 1) _tile_stored(4, low + SIDE, bytes);
+    if (second_rows && columns > 2) _tile_stored(5, low + 2 * SIDE, bytes);
+    MEMORY_BARRIER();
 }
 
 /* The values of a block at the edge of c, to or from a copy of the full size. */
@@ -179,21 +180,20 @@ static void tile_edge(uint64_t units, const uint32_t *a, const uint32_t *b, floa
         memset(&block, 0, sizeof block);
         copy_edge(&block, c, c_stride, rows, columns, false);
     }
-    MEMORY_IS_READ();
     float *sums = block.sums[0];
-    const bool rows_too = rows > SIDE;
+    const bool second_rows = rows > SIDE;
     if (columns > 2 * SIDE) {
-        if (rows_too)
+        if (second_rows)
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, true, 3);
         else
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, false, 3);
     } else if (columns > SIDE) {
-        if (rows_too)
+        if (second_rows)
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, true, 2);
         else
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, false, 2);
     } else {
-        if (rows_too)
+        if (second_rows)
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, true, 1);
         else
             tile_of(units, a, b, sums, PANEL_COLUMNS, accumulate, false, 1);
@@ -216,6 +216,6 @@ const struct cpu_panels cpu_panels_amx = {.rows = 2 * SIDE,
                                           .pack_rows = pack_rows,
                                           .pack_columns = pack_columns,
                                           .tile = tile,
-                                          .begin = begin,
-                                          .end = end};
+                                          .begin = tiles_begin,
+                                          .end = tiles_end};
 #endif

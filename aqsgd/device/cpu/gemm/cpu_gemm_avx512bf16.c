@@ -1,6 +1,6 @@
 /*
- * cpu_gemm_avx512bf16.c -- products of bf16 pairs with AVX512_BF16. The instruction takes subnormal numbers as zero;
- * the truth does not (tests allow for it: such products are below 1e-38).
+ * cpu_gemm_avx512bf16.c -- products of bf16 pairs with AVX512_BF16. The instruction takes operands and sums below
+ * 1.2e-38 as zero; the truth does not. Such an operand is lost, also beside a large one.
  */
 #if defined(__x86_64__)
 #define PACK_MODE PACK_PAIRS

@@ -26,7 +26,7 @@ enum {
 };
 
 struct cpu_panels {
-    uint32_t rows;      /* of a row panel; a divisor of 96 */
+    uint32_t rows;      /* of a row panel; at most PANEL_ROWS_MAX, a divisor of 96 */
     uint32_t unit;      /* values of k in a unit: 1 or 2 */
     uint32_t units_max; /* of a chunk; a multiple of 16  */
     /* `lanes` rows (columns) of op(x) from `first`, k from `k` for `depth`, as panels one after another. */
@@ -37,7 +37,7 @@ struct cpu_panels {
     /* c (rows x columns, at most a tile) = or += the product of one panel each. */
     void (*tile)(uint64_t units, const uint32_t *a, const uint32_t *b, float *c, uint64_t c_stride, uint64_t rows,
                  uint64_t columns, bool accumulate);
-    /* Around a thread's calls of tile; or NULL. */
+    /* Called by each thread before its first and after its last tile of a piece; may be NULL. */
     void (*begin)(void);
     void (*end)(void);
 };

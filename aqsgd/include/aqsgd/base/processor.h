@@ -12,7 +12,7 @@
  *     avx2        and FMA, F16C, BMI2
  *     avx512      F, BW, DQ and VL
  *     avx512bf16  avx512 and BF16: products of bf16
- *     amx         avx512bf16 and AMX-BF16: products of bf16 on tiles; Linux must permit it
+ *     amx         avx512bf16 and AMX-BF16: products of bf16 on tiles (Linux from 5.16)
  *     vbmi        avx512 and VBMI: codes of any width packed in registers
  *
  * Processors that are not x86-64 have plain and base.
@@ -53,7 +53,13 @@ enum aq_status aq_processor_choose(uint32_t *set);
 /* The same for later callers that cannot fail: all, if AQ_CPU cannot be used. */
 uint32_t aq_processor_used(void);
 
-/* "plain base avx2 avx512 vbmi": the names of a set. */
+/*
+ * Ask Linux for tile registers, for this process and all of its threads; before the first use. A second request is fine.
+ * It has a side effect: from then on sigaltstack refuses stacks below about 12 KiB (AT_MINSIGSTKSZ). false: refused.
+ */
+bool aq_processor_request_tiles(void);
+
+/* "plain base avx2 avx512 avx512bf16 amx vbmi": the names of a set. */
 void aq_processor_text(uint32_t set, char text[64]);
 
 #ifdef __cplusplus
