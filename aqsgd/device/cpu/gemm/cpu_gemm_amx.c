@@ -8,8 +8,8 @@
  *     row panel     [step][2][16 rows][16 units]   a step is 16 units; the last one may have fewer, and shorter rows
  *     column panel  [unit][PANEL_COLUMNS]          as AVX512_BF16 has it: 16 units of 16 columns are a tile of b
  *
- * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes operands and sums
- * below 1.2e-38 as zero; the truth does not. Such an operand is lost, also beside a large one.
+ * Sums begin with what c holds, or zero, so an element's bits depend on K alone. The instruction takes operands and
+ * sums below 1.2e-38 as zero; the truth does not. Such an operand is lost, also beside a large one.
  *
  * Registers keep one shape for all calls between begin and end, because a change of shape costs 200 cycles and clears
  * them: a block at the edge of c, or a last step with fewer units, goes through a copy of the full size.

@@ -54,8 +54,9 @@ enum aq_status aq_processor_choose(uint32_t *set);
 uint32_t aq_processor_used(void);
 
 /*
- * Ask Linux for tile registers, for this process and all of its threads; before the first use. A second request is fine.
- * It has a side effect: from then on sigaltstack refuses stacks below about 12 KiB (AT_MINSIGSTKSZ). false: refused.
+ * Ask Linux for tile registers, for this process and all of its threads; before the first use. A second request is
+ * fine. It has a side effect: from then on sigaltstack refuses stacks below about 12 KiB (AT_MINSIGSTKSZ). false:
+ * refused.
  */
 bool aq_processor_request_tiles(void);
 
