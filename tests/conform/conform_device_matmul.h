@@ -329,7 +329,7 @@ static void test_matmul_in_parts_has_the_same_bits(void **state)
         shape.c_type = half ? type : AQ_F32;
         shape.accumulate = !half && i / 2 % 3;
         parts_have_same_bits(&shape, 33, 50);
-        shape.M = 149; /* the other operand is the common one: for the whole, then for three parts of four */
+        shape.M = 149; /* the other operand is the common one: of all products, then of some */
         shape.N = 75;
         parts_have_same_bits(&shape, 50, 33);
         parts_have_same_bits(&shape, 33, 33);
