@@ -3,6 +3,7 @@
  * codecs and optimizers alike.
  */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 
 #include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
 #include "codec_internal.h"
 #include "grad_internal.h"
 #include "log_capture.h"
@@ -76,9 +78,63 @@ static void test_an_unknown_name_is_refused_with_those_there_are(void **state)
     assert_int_equal(set, aq_processor_has());
 }
 
+static uint32_t refusals;
+
+static void count_refusals(int level, const char *line, void *context)
+{
+    (void)context;
+    if (level == AQ_LOG_WARNING && strstr(line, "Linux refuses the tile registers of AMX to this process (")) refusals++;
+}
+
+/* A product of bf16 on the CPU as it opens now. */
+static void product(float c[9])
+{
+    enum { SIDE = 3, K = 70 };
+    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    struct aq_device *device;
+    float a[SIDE * K], b[SIDE * K];
+    for (int i = 0; i < SIDE * K; i++) {
+        a[i] = (float)(i * 7 % 32 - 15) / 13;
+        b[i] = (float)(i * 5 % 32 - 17) / 11;
+    }
+    const struct aq_matmul args = {.M = SIDE, .N = SIDE, .K = K, .a = a, .a_stride = K, .b = b, .b_stride = SIDE,
+                                   .compute = AQ_BF16, .c = c, .c_stride = SIDE};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+    aq_device_close(device);
+}
+
+/* Linux refuses tile registers where a signal stack is too small for them. Products are then as on a processor without. */
+static void test_refused_tiles_are_done_without(void **state)
+{
+    (void)state;
+    if ((aq_processor_has() & AQ_AMX_BF16) == 0) {
+        print_message("skipped: this processor has no AMX\n");
+        skip();
+    }
+    static char small[4096];
+    const stack_t stack = {.ss_sp = small, .ss_size = sizeof small};
+    stack_t before;
+    float refused[9], without[9];
+    assert_int_equal(sigaltstack(&stack, &before), 0);
+    aq_log_sink(count_refusals, NULL);
+    product(refused);
+    assert_int_equal(refusals, 1);
+    assert_int_equal(sigaltstack(&before, NULL), 0);
+    setenv("AQ_CPU", "avx512bf16", 1);
+    product(without);
+    unsetenv("AQ_CPU");
+    assert_memory_equal(refused, without, sizeof refused);
+    assert_true(aq_processor_request_tiles());
+    product(refused); /* tiles may order the sums as they like */
+    aq_log_sink(NULL, NULL);
+    assert_int_equal(refusals, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refused_tiles_are_done_without), /* first: a process keeps what Linux has granted it */
         cmocka_unit_test(test_every_name_is_known_to_all),
         cmocka_unit_test(test_an_unknown_name_is_refused_with_those_there_are),
     };

@@ -9,6 +9,7 @@
  * one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
  */
 #include "device_isolated.h"
+#include "log_capture.h"
 #include "sample.h"
 #include "stage_help.h"
 
@@ -784,6 +785,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),
         cmocka_unit_test(test_large_matmul_matches_truth),
         cmocka_unit_test(test_matmul_in_parts_has_the_same_bits),
+        cmocka_unit_test(test_the_limit_of_k_into_16_bits_is_exact),
         cmocka_unit_test(test_layernorm_matches_truth),
         cmocka_unit_test(test_attention_matches_truth),
         cmocka_unit_test(test_attention_cached_matches_truth),

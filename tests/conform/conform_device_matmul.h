@@ -339,4 +339,47 @@ static void test_matmul_in_parts_has_the_same_bits(void **state)
     parts_have_same_bits(&wide, 240, 100);
 }
 
+/* The status of a product of M 3 and N 5 over so many values, all 0, into 16 bits. Lines of errors are kept. */
+static enum aq_status into_16_bits(enum aq_element type, enum aq_element compute, uint64_t K)
+{
+    enum { M = 3, N = 5 };
+    uint16_t c[M * N];
+    float *a = help_alloc(M * K * sizeof *a), *b = help_alloc(N * K * sizeof *b);
+    const struct aq_matmul args = {.M = M, .N = N, .K = K, .a = a, .a_stride = K, .b = b, .b_stride = N,
+                                   .compute = compute, .c = c, .c_stride = N, .c_type = type};
+    capture_begin();
+    const enum aq_status status = aq_device_matmul(device, &args, NULL);
+    capture_end();
+    aq_free(a);
+    aq_free(b);
+    return status;
+}
+
+/* A CPU makes sums of 16 bits from all of k at once, so its memory limits k. The limit is said, exactly. */
+static void test_the_limit_of_k_into_16_bits_is_exact(void **state)
+{
+    static const char words[] = "into 16 bits exceeds the limit of ";
+    enum { TOO_MANY = 200000 };
+    struct aq_device_info info;
+    (void)state;
+    aq_device_info(device, &info);
+    if (strncmp(info.name, "cpu:", 4) != 0) {
+        print_message("skip: only CPUs in this process have the limit, and memory that the test can give them\n");
+        skip();
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        const enum aq_element type = i & 1 ? AQ_F16 : AQ_BF16, compute = i & 2 ? type : AQ_F32;
+        const enum aq_status status = into_16_bits(type, compute, TOO_MANY);
+        if (status == AQ_OK) continue; /* no panels: no limit */
+        assert_int_equal(status, AQ_INVAL);
+        const char *at = strstr(captured.lines[0], words);
+        assert_non_null(at);
+        const uint64_t most = strtoull(at + sizeof words - 1, NULL, 10);
+        assert_in_range(most, 1024, TOO_MANY - 1);
+        assert_int_equal(into_16_bits(type, compute, most + 1), AQ_INVAL);
+        const struct matmul_case largest = {.M = 3, .N = 5, .K = most, .c = type, .compute = compute};
+        matmul_run(&largest);
+    }
+}
+
 #endif

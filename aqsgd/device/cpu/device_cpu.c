@@ -4,6 +4,7 @@
  * Everything is done when the call returns, so a stream is a name and an event is passed as soon as it is recorded. The
  * instruction set is chosen once, when the device is opened (aqsgd/base/processor.h).
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -41,8 +42,9 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
             cpu->gemm = &cpu_gemm_amx;
         else
             aq_log("device", AQ_LOG_WARNING,
-                   "Linux refuses the tile registers of AMX to this process: products of "
-                   "bf16 are by AVX512_BF16, several times slower");
+                   "Linux refuses the tile registers of AMX to this process (%s): products of bf16 are by "
+                   "AVX512_BF16, several times slower",
+                   strerror(errno));
     }
 #endif
 }

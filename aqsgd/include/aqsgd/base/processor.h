@@ -56,7 +56,7 @@ uint32_t aq_processor_used(void);
 /*
  * Ask Linux for tile registers, for this process and all of its threads; before the first use. A second request is
  * fine. It has a side effect: from then on sigaltstack refuses stacks below about 12 KiB (AT_MINSIGSTKSZ). false:
- * refused.
+ * refused, and errno says why.
  */
 bool aq_processor_request_tiles(void);
 
