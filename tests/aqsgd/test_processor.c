@@ -83,7 +83,8 @@ static uint32_t refusals;
 static void count_refusals(int level, const char *line, void *context)
 {
     (void)context;
-    if (level == AQ_LOG_WARNING && strstr(line, "Linux refuses the tile registers of AMX to this process (")) refusals++;
+    static const char words[] = "Linux refuses the tile registers of AMX to this process (";
+    if (level == AQ_LOG_WARNING && strstr(line, words)) refusals++;
 }
 
 /* A product of bf16 on the CPU as it opens now. */
@@ -104,8 +105,8 @@ static void product(float c[9])
     aq_device_close(device);
 }
 
-/* Linux refuses tile registers where a signal stack is too small for them. Products are then as on a processor without. */
-static void test_refused_tiles_are_done_without(void **state)
+/* Linux refuses tile registers where a signal stack is too small for them. Products are then made without them. */
+static void test_products_without_tiles_that_linux_refuses(void **state)
 {
     (void)state;
     if ((aq_processor_has() & AQ_AMX_BF16) == 0) {
@@ -134,7 +135,7 @@ static void test_refused_tiles_are_done_without(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_tiles_are_done_without), /* first: a process keeps what Linux has granted it */
+        cmocka_unit_test(test_products_without_tiles_that_linux_refuses), /* first: Linux takes nothing back */
         cmocka_unit_test(test_every_name_is_known_to_all),
         cmocka_unit_test(test_an_unknown_name_is_refused_with_those_there_are),
     };
